@@ -1,0 +1,123 @@
+//! Every name that two programs must agree on: labels, annotations, ports, file names, exit codes and metric names.
+
+/// The API group, also the prefix of labels and annotations.
+pub const GROUP: &str = "mixquant.io";
+
+/// On every object and pod of a service: the service's name.
+pub const LABEL_SERVICE: &str = "mixquant.io/service";
+/// On pods, Deployments and metrics of a revision: the short revision digest. The track (stable or canary) is a role and never a label.
+pub const LABEL_REVISION: &str = "mixquant.io/revision";
+/// `engine`, `calibration` or `verification`.
+pub const LABEL_COMPONENT: &str = "app.kubernetes.io/component";
+/// Always [`APP_NAME`].
+pub const LABEL_APP_NAME: &str = "app.kubernetes.io/name";
+/// The service's name again, for tools that group by it.
+pub const LABEL_APP_INSTANCE: &str = "app.kubernetes.io/instance";
+/// Always [`MANAGER`].
+pub const LABEL_MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// The value of [`LABEL_APP_NAME`].
+pub const APP_NAME: &str = "mixquant";
+/// Field manager of server-side apply and value of [`LABEL_MANAGED_BY`].
+pub const MANAGER: &str = "mixquant-operator";
+
+/// Engine: the OpenAI-compatible API.
+pub const PORT_API: u16 = 8000;
+/// Engine: `/livez`, `/readyz`, `/metrics`.
+pub const PORT_ADMIN: u16 = 9090;
+/// The names of these ports in pods and Services.
+pub const PORT_API_NAME: &str = "http";
+/// See [`PORT_ADMIN`].
+pub const PORT_ADMIN_NAME: &str = "admin";
+
+/// Where pods find the model volume (read-only).
+pub const MOUNT_MODELS: &str = "/models";
+/// Where pods find the artifact volume.
+pub const MOUNT_ARTIFACTS: &str = "/artifacts";
+/// Where Jobs find the calibration data: `/data/calibration/<key>`.
+pub const MOUNT_CALIBRATION: &str = "/data/calibration";
+/// Where Jobs find the evaluation data.
+pub const MOUNT_EVALUATION: &str = "/data/evaluation";
+/// Where a container leaves its [`JobMessage`](crate::report::JobMessage).
+pub const TERMINATION_MESSAGE_PATH: &str = "/dev/termination-log";
+
+/// Exit code: nothing to say.
+pub const EXIT_OK: i32 = 0;
+/// Exit code: something that another try may cure (I/O, storage).
+pub const EXIT_RETRY: i32 = 1;
+/// Exit code: the input is wrong, another try gives the same answer.
+pub const EXIT_INPUT: i32 = 2;
+
+/// Artifact folder: schema version, model digest, files with their digests.
+pub const ARTIFACT_MANIFEST: &str = "manifest.json";
+/// Artifact folder: the [`PrecisionPlan`](crate::precision::PrecisionPlan).
+pub const ARTIFACT_PLAN: &str = "plan.json";
+/// Artifact folder: importance thresholds per layer and KV head.
+pub const ARTIFACT_ATTENTION: &str = "attention.json";
+/// Artifact folder: the [`CalibrationReport`](crate::report::CalibrationReport); not part of the digest.
+pub const ARTIFACT_REPORT: &str = "report.json";
+/// Artifact folder: quantised tensors.
+pub const ARTIFACT_WEIGHTS: &str = "weights";
+
+/// Metric names of the engine. Own series start with `mixquant_`, base unit last; the `vllm:` names are always exported too.
+pub mod engine_metrics {
+    /// Histogram, seconds from arrival to the first token.
+    pub const TIME_TO_FIRST_TOKEN: &str = "mixquant_time_to_first_token_seconds";
+    /// Histogram, one observation a request of two tokens and more: (end-to-end - TTFT) / (output tokens - 1).
+    pub const REQUEST_TIME_PER_OUTPUT_TOKEN: &str = "mixquant_request_time_per_output_token_seconds";
+    /// Histogram, one observation a token: the gap to the token before.
+    pub const INTER_TOKEN_LATENCY: &str = "mixquant_inter_token_latency_seconds";
+    /// Histogram, seconds from arrival to the last token.
+    pub const E2E_REQUEST_LATENCY: &str = "mixquant_e2e_request_latency_seconds";
+    /// Gauge, sequences that are being computed.
+    pub const REQUESTS_RUNNING: &str = "mixquant_requests_running";
+    /// Gauge, sequences that wait.
+    pub const REQUESTS_WAITING: &str = "mixquant_requests_waiting";
+    /// Gauge, 0 to 1.
+    pub const KV_CACHE_USAGE: &str = "mixquant_kv_cache_usage_ratio";
+    /// Gauge, bytes of stored keys and values, by `tier`.
+    pub const KV_CACHE_BYTES: &str = "mixquant_kv_cache_bytes";
+    /// Counter, prompts by `precision` (`W8A8`, `BF16`, `FP32`) and `reason` (`length`, `short`, `plan`).
+    pub const PREFILL_PRECISION: &str = "mixquant_prefill_precision";
+    /// Counter, prompt tokens read.
+    pub const PROMPT_TOKENS: &str = "mixquant_prompt_tokens";
+    /// Counter, tokens generated.
+    pub const GENERATION_TOKENS: &str = "mixquant_generation_tokens";
+    /// Counter, requests by `outcome` (`ok`, `error`, `cancelled`, `rejected`).
+    pub const REQUESTS: &str = "mixquant_requests";
+    /// Gauge, always 1, labels `model_digest`, `artifact_digest`, `version`.
+    pub const BUILD_INFO: &str = "mixquant_build_info";
+    /// Gauge, seconds since the epoch: tells a restarted process from a continued one.
+    pub const PROCESS_START_TIME: &str = "process_start_time_seconds";
+    /// The names that dashboards and gateways know, with the own series each repeats.
+    pub const VLLM_ALIASES: &[(&str, &str)] = &[
+        ("vllm:time_to_first_token_seconds", TIME_TO_FIRST_TOKEN),
+        ("vllm:request_time_per_output_token_seconds", REQUEST_TIME_PER_OUTPUT_TOKEN),
+        ("vllm:inter_token_latency_seconds", INTER_TOKEN_LATENCY),
+        ("vllm:e2e_request_latency_seconds", E2E_REQUEST_LATENCY),
+        ("vllm:num_requests_running", REQUESTS_RUNNING),
+        ("vllm:num_requests_waiting", REQUESTS_WAITING),
+        ("vllm:kv_cache_usage_perc", KV_CACHE_USAGE),
+    ];
+}
+
+/// Metric names of the operator (counters get `_total` in the exposition).
+pub mod operator_metrics {
+    /// Gauge, always 1, labels `namespace`, `name`, `phase`.
+    pub const SERVICE_INFO: &str = "mixquant_service_info";
+    /// Gauge, percent of ready pods that are the canary's, labels `namespace`, `name`.
+    pub const CANARY_WEIGHT: &str = "mixquant_canary_weight_percent";
+    /// Counter, labels `namespace`, `name`, `cause`.
+    pub const ROLLBACKS: &str = "mixquant_rollbacks";
+    /// Counter, labels `namespace`, `name`.
+    pub const PROMOTIONS: &str = "mixquant_promotions";
+    /// Counter, labels `namespace`, `name`, `gate`, `verdict`.
+    pub const VERDICTS: &str = "mixquant_verdicts";
+    /// Histogram, seconds of one reconcile.
+    pub const RECONCILE_DURATION: &str = "mixquant_operator_reconcile_duration_seconds";
+    /// Counter, label `error` (the error's reason).
+    pub const RECONCILE_ERRORS: &str = "mixquant_operator_reconcile_errors";
+    /// Counter, labels `verb`, `kind`: every write to the API.
+    pub const API_WRITES: &str = "mixquant_operator_api_writes";
+    /// Gauge, 1 while this process leads.
+    pub const LEADER: &str = "mixquant_operator_leader";
+}

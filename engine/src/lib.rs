@@ -1,0 +1,8 @@
+//! The MixQuant engine: serves a language model with quantised prefill, precise decode and a mixed-precision KV cache.
+//!
+//! One worker thread owns model, cache and scheduler; the HTTP side only sends it commands. Kernels stand behind
+//! [`kernels::Backend`], and `naive` is the oracle for every other implementation.
+
+pub mod error;
+
+pub use error::{Error, Result};
