@@ -1,0 +1,53 @@
+# The commands of this repository; `make` lists them. CLUSTER=current uses the current kubectl context instead of a cluster of our own.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+export CLUSTER ?= local
+cluster := e2e/cluster/cluster
+
+.PHONY: help
+help: ## List the commands
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
+
+.PHONY: prerequisites
+prerequisites: ## Install what is missing on Debian 12; elsewhere name it
+	@scripts/prerequisites
+
+.PHONY: build
+build: ## Release binaries in target/release
+	cargo build --release --workspace --bins
+
+.PHONY: demo
+demo: prerequisites ## Watch a real cluster calibrate, roll out, refuse and roll back; leaves it running to look around
+	@scripts/demo
+
+.PHONY: clean-demo
+clean-demo: ## Remove everything that the demo made
+	@scripts/demo clean
+
+.PHONY: check
+check: ## Format, lints, unit tests, properties, simulator, chart: no cluster needed
+	@scripts/test check
+
+.PHONY: test
+test: prerequisites ## Everything: check, a real apiserver, the scenarios on a real cluster
+	@scripts/test all
+
+.PHONY: e2e
+e2e: prerequisites ## Only the scenarios on a real cluster
+	@scripts/test cluster
+
+.PHONY: e2e-repeat
+e2e-repeat: prerequisites ## The scenarios five times in a row, none rerun
+	@scripts/test cluster 5
+
+.PHONY: images
+images: build ## Container images in target/images
+	@images/build
+
+.PHONY: cluster-up
+cluster-up: prerequisites ## Start the cluster
+	@$(cluster) up
+
+.PHONY: cluster-down
+cluster-down: ## Stop the cluster and remove everything it made
+	@$(cluster) down
