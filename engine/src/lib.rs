@@ -4,5 +4,8 @@
 //! [`kernels::Backend`], and `naive` is the oracle for every other implementation.
 
 pub mod error;
+pub mod kv;
+pub mod model;
+pub mod quant;
 
 pub use error::{Error, Result};

@@ -1,0 +1,7 @@
+//! Quantised forms of weights and activations: what the bits mean, how they are made, and their exact read-back.
+//!
+//! Nothing here is fast: the kernels read the same layouts and are tested against this code.
+
+pub mod linears;
+
+pub use linears::{QuantisedLinear, QuantisedLinears};
