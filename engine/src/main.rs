@@ -1,2 +1,41 @@
-//! Entry.
-fn main() {}
+//! `mixquant-engine`: reads the command line, runs one command and turns its error into one line and an exit code.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use mixquant_engine::{cli, telemetry};
+
+/// Serves a language model with quantised prefill, precise decode and a mixed-precision KV cache.
+#[derive(Parser)]
+#[command(name = "mixquant-engine", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Answer OpenAI-compatible requests.
+    Serve(cli::serve::Arguments),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    telemetry::init();
+    let result = match arguments.command {
+        Command::Serve(arguments) => cli::serve::run(&arguments),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            #[expect(
+                clippy::print_stderr,
+                reason = "the one place that tells a person why the program ends"
+            )]
+            {
+                eprintln!("error: {error}");
+            }
+            ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(u8::MAX))
+        }
+    }
+}

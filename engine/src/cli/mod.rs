@@ -1,0 +1,3 @@
+//! The commands: each file reads its arguments, calls the library and prints; it decides nothing.
+
+pub mod serve;
