@@ -64,8 +64,17 @@ impl FromStr for Digest {
     type Err = DigestError;
 
     fn from_str(text: &str) -> Result<Self, DigestError> {
-        let valid = text.strip_prefix("sha256:").is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)));
-        if valid { Ok(Self(text.to_owned())) } else { Err(DigestError(text.chars().take(100).collect())) }
+        let valid = text.strip_prefix("sha256:").is_some_and(|hex| {
+            hex.len() == 64
+                && hex
+                    .bytes()
+                    .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+        });
+        if valid {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(DigestError(text.chars().take(100).collect()))
+        }
     }
 }
 
@@ -116,19 +125,33 @@ mod tests {
 
     #[test]
     fn a_digest_is_the_sha256_of_the_bytes() {
-        assert_eq!(Digest::of_bytes(b"abc").as_str(), "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        assert_eq!(
+            Digest::of_bytes(b"abc").as_str(),
+            "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
     }
 
     #[test]
     fn the_digest_of_json_does_not_depend_on_the_order_of_keys() {
-        let one: serde_json::Value = serde_json::from_str(r#"{"b": 1, "a": {"d": 2, "c": 3}}"#).unwrap();
-        let two: serde_json::Value = serde_json::from_str(r#"{"a": {"c": 3, "d": 2}, "b": 1}"#).unwrap();
-        assert_eq!(Digest::of_json(&one).unwrap(), Digest::of_json(&two).unwrap());
+        let one: serde_json::Value =
+            serde_json::from_str(r#"{"b": 1, "a": {"d": 2, "c": 3}}"#).unwrap();
+        let two: serde_json::Value =
+            serde_json::from_str(r#"{"a": {"c": 3, "d": 2}, "b": 1}"#).unwrap();
+        assert_eq!(
+            Digest::of_json(&one).unwrap(),
+            Digest::of_json(&two).unwrap()
+        );
     }
 
     #[test]
     fn only_a_whole_lower_case_sha256_is_a_digest() {
-        for text in ["", "sha256:", "sha256:abc", "md5:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad", "sha256:BA7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"] {
+        for text in [
+            "",
+            "sha256:",
+            "sha256:abc",
+            "md5:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+            "sha256:BA7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+        ] {
             assert!(text.parse::<Digest>().is_err(), "{text}");
         }
     }

@@ -19,7 +19,10 @@ pub mod service;
 pub mod status;
 
 pub use digest::{Digest, DigestError};
-pub use precision::{DecodePlan, DecodeScheme, KvCacheMode, KvCachePlan, KvPrecision, PrecisionPlan, PrefillPlan, PrefillScheme};
+pub use precision::{
+    DecodePlan, DecodeScheme, KvCacheMode, KvCachePlan, KvPrecision, PrecisionPlan, PrefillPlan,
+    PrefillScheme,
+};
 pub use report::{CalibrationReport, FailureReason, JobFailure, JobMessage, Slice, VerifyReport};
 #[cfg(feature = "kube")]
 pub use scalars::{Decimal, Span};

@@ -63,7 +63,8 @@ pub mod engine_metrics {
     /// Histogram, seconds from arrival to the first token.
     pub const TIME_TO_FIRST_TOKEN: &str = "mixquant_time_to_first_token_seconds";
     /// Histogram, one observation a request of two tokens and more: (end-to-end - TTFT) / (output tokens - 1).
-    pub const REQUEST_TIME_PER_OUTPUT_TOKEN: &str = "mixquant_request_time_per_output_token_seconds";
+    pub const REQUEST_TIME_PER_OUTPUT_TOKEN: &str =
+        "mixquant_request_time_per_output_token_seconds";
     /// Histogram, one observation a token: the gap to the token before.
     pub const INTER_TOKEN_LATENCY: &str = "mixquant_inter_token_latency_seconds";
     /// Histogram, seconds from arrival to the last token.
@@ -91,7 +92,10 @@ pub mod engine_metrics {
     /// The names that dashboards and gateways know, with the own series each repeats.
     pub const VLLM_ALIASES: &[(&str, &str)] = &[
         ("vllm:time_to_first_token_seconds", TIME_TO_FIRST_TOKEN),
-        ("vllm:request_time_per_output_token_seconds", REQUEST_TIME_PER_OUTPUT_TOKEN),
+        (
+            "vllm:request_time_per_output_token_seconds",
+            REQUEST_TIME_PER_OUTPUT_TOKEN,
+        ),
         ("vllm:inter_token_latency_seconds", INTER_TOKEN_LATENCY),
         ("vllm:e2e_request_latency_seconds", E2E_REQUEST_LATENCY),
         ("vllm:num_requests_running", REQUESTS_RUNNING),

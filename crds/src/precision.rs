@@ -107,9 +107,20 @@ impl PrecisionPlan {
     /// One arithmetic for prefill and decode, nothing quantised in the cache.
     pub fn precise(scheme: DecodeScheme) -> Self {
         Self {
-            prefill: PrefillPlan { scheme: PrefillScheme::Precise, min_prompt_tokens: 1 },
+            prefill: PrefillPlan {
+                scheme: PrefillScheme::Precise,
+                min_prompt_tokens: 1,
+            },
             decode: DecodePlan { scheme },
-            kv_cache: KvCachePlan { mode: KvCacheMode::Uniform, default: KvPrecision::BF16, important: KvPrecision::BF16, quantile: 0.9, sink_tokens: 0, recent_tokens: 0, block_size: 16 },
+            kv_cache: KvCachePlan {
+                mode: KvCacheMode::Uniform,
+                default: KvPrecision::BF16,
+                important: KvPrecision::BF16,
+                quantile: 0.9,
+                sink_tokens: 0,
+                recent_tokens: 0,
+                block_size: 16,
+            },
         }
     }
 
@@ -123,10 +134,16 @@ impl PrecisionPlan {
             return Err("prefill.minPromptTokens is 0: write at least 1".into());
         }
         if !(kv.quantile > 0.0 && kv.quantile < 1.0) {
-            return Err(format!("kvCache.quantile is {}: write a number between 0 and 1, such as 0.9", kv.quantile));
+            return Err(format!(
+                "kvCache.quantile is {}: write a number between 0 and 1, such as 0.9",
+                kv.quantile
+            ));
         }
         if ![8, 16, 32, 64].contains(&kv.block_size) {
-            return Err(format!("kvCache.blockSize is {}: write 8, 16, 32 or 64", kv.block_size));
+            return Err(format!(
+                "kvCache.blockSize is {}: write 8, 16, 32 or 64",
+                kv.block_size
+            ));
         }
         if kv.mode == KvCacheMode::Uniform && kv.important != kv.default {
             return Err("kvCache.important differs from kvCache.default in mode Uniform: make them equal or use AttentionMixedPrecision".into());

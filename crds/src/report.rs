@@ -11,6 +11,7 @@ pub const MAX_MESSAGE_BYTES: usize = 4096;
 
 /// One part of the evaluation data and how far it is from the baseline.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 pub struct Slice {
     /// The JSONL field `kind` or `task`; for plain text the quarter of the window, `position-1` to `position-4`.
     pub name: String,
@@ -26,6 +27,7 @@ pub struct Slice {
 
 /// How far a plan's answers are from the unquantised baseline's, over teacher-forced windows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 pub struct VerifyReport {
     /// exp(mean negative log-likelihood) of FP32 arithmetic on the stored weights.
     pub baseline_perplexity: f64,
@@ -49,6 +51,7 @@ pub struct VerifyReport {
 
 /// What a calibration Job measured and made.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 pub struct CalibrationReport {
     /// Over every file of the model that the engine reads.
     pub model_digest: Digest,
@@ -107,7 +110,11 @@ impl JobMessage {
         match self {
             Self::Failed(failure) if text.len() > MAX_MESSAGE_BYTES => {
                 let message: String = failure.message.chars().take(500).collect();
-                Self::Failed(JobFailure { reason: failure.reason, message }).to_termination_message()
+                Self::Failed(JobFailure {
+                    reason: failure.reason,
+                    message,
+                })
+                .to_termination_message()
             }
             _ => text,
         }

@@ -1,0 +1,428 @@
+//! The custom resource `MixQuantService`: what a user asks for, with the rules that `kubectl apply` enforces.
+//!
+//! The comments here become the schema's descriptions (`kubectl explain mqs.spec`). A field that could not act is refused by a rule,
+//! never ignored. What CEL cannot see (does the claim exist, does the data parse) becomes a condition.
+
+#![expect(unreachable_pub, reason = "KubeSchema repeats each struct inside a private scope")]
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::{CustomResource, KubeSchema};
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::precision::{DecodeScheme, KvCacheMode, KvPrecision, PrefillScheme};
+use crate::scalars::{Decimal, Span};
+use crate::status::MixQuantServiceStatus;
+
+/// A language model served with quantised prefill, precise decode and a mixed-precision KV cache: calibrated and verified before it serves, rolled out gray, rolled back by itself.
+#[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "mixquant.io",
+    version = "v1alpha1",
+    kind = "MixQuantService",
+    plural = "mixquantservices",
+    shortname = "mqs",
+    category = "all",
+    namespaced,
+    derive = "PartialEq",
+    status = "MixQuantServiceStatus",
+    scale(spec_replicas_path = ".spec.replicas", status_replicas_path = ".status.replicas", label_selector_path = ".status.selector"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Stable", type_ = "string", json_path = ".status.stable.revision"),
+    printcolumn(name = "Canary", type_ = "string", json_path = ".status.canary.revision"),
+    printcolumn(name = "Weight", type_ = "integer", json_path = ".status.rollout.weight"),
+    printcolumn(name = "TPOT", type_ = "string", json_path = ".status.tpot"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason", priority = 1),
+    printcolumn(name = "Step", type_ = "string", json_path = ".status.rollout.step", priority = 1),
+    validation = Rule::new("self.metadata.name.size() <= 40").message("metadata.name is too long: use at most 40 characters, the names of Deployments and Jobs are made from it"),
+    validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message("metadata.name must start with a letter and hold only a-z, 0-9 and -: the Service takes the same name")
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("self.calibration.dataset != self.verification.dataset").message("verification.dataset is the calibration data: verify on texts that calibration has not seen"),
+    validation = Rule::new("self.calibration.sequenceLength <= self.engine.maxSequenceLength").message("calibration.sequenceLength is above engine.maxSequenceLength: lower it, the engine never sees such a text"),
+    validation = Rule::new("self.verification.sequenceLength <= self.engine.maxSequenceLength").message("verification.sequenceLength is above engine.maxSequenceLength: lower it, the engine never sees such a text"),
+    validation = Rule::new("!has(self.precision.prefill.minPromptTokens) || self.precision.prefill.minPromptTokens <= self.engine.maxSequenceLength").message("precision.prefill.minPromptTokens is above engine.maxSequenceLength: no prompt could ever use the quantised prefill"),
+    validation = Rule::new("!has(self.precision.kvCache.importance) || self.precision.kvCache.importance.sinkTokens + self.precision.kvCache.importance.recentTokens < self.engine.maxSequenceLength").message("kvCache.importance.sinkTokens + recentTokens reach engine.maxSequenceLength: nothing would ever be stored at the default precision")
+)]
+pub struct MixQuantServiceSpec {
+    /// The model and where its files are.
+    pub model: ModelSpec,
+    /// The arithmetic of prefill, decode and the KV cache.
+    pub precision: PrecisionSpec,
+    /// How the model is measured before it serves.
+    pub calibration: CalibrationSpec,
+    /// What the measured precision must be before any pod serves.
+    pub verification: VerificationSpec,
+    /// Where calibration writes its artifact and engine pods read it.
+    pub artifacts: ArtifactsSpec,
+    /// The engine pods.
+    pub engine: EngineSpec,
+    /// Engine pods of the stable revision.
+    #[schemars(range(min = 1, max = 1000))]
+    #[serde(default = "one")]
+    pub replicas: i32,
+    /// What live traffic must see, or the canary is rolled back.
+    pub slo: SloSpec,
+    /// How a new revision reaches traffic.
+    pub rollout: RolloutSpec,
+}
+
+fn one() -> i32 {
+    1
+}
+
+/// The model.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ModelSpec {
+    /// The name that requests ask for.
+    #[schemars(
+        length(min = 1, max = 128),
+        regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")
+    )]
+    pub name: String,
+    /// Where the files are.
+    pub source: ModelSource,
+    /// The model's content digest, as `mixquant-engine inspect` prints it. Checked before the first use; recorded in status when absent.
+    pub digest: Option<Digest>,
+}
+
+/// Where a model's files are.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ModelSource {
+    /// A folder in Hugging Face layout on a volume.
+    pub persistent_volume_claim: ClaimPath,
+}
+
+/// A folder on a claim.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ClaimPath {
+    /// A PersistentVolumeClaim in the service's namespace.
+    #[schemars(
+        length(min = 1, max = 253),
+        regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+    )]
+    pub claim_name: String,
+    /// The folder on it, relative to its root.
+    #[schemars(length(min = 1, max = 512))]
+    #[x_kube(
+        validation = Rule::new("!self.startsWith('/')").message("path is absolute: write it relative to the volume's root"),
+        validation = Rule::new("!self.split('/').exists(part, part == '..' || part == '.' || part == '')").message("path must be plain folder names: no `..`, `.` or empty parts"),
+        validation = Rule::new("self.matches('^[A-Za-z0-9._/-]+$')").message("path may hold only letters, digits, `.`, `_`, `-` and `/`")
+    )]
+    pub path: String,
+}
+
+/// The arithmetic.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PrecisionSpec {
+    /// Reading the prompt.
+    pub prefill: PrefillSpec,
+    /// Generating tokens.
+    pub decode: DecodeSpec,
+    /// Storing keys and values.
+    pub kv_cache: KvCacheSpec,
+}
+
+/// Reading the prompt.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("self.scheme == 'W8A8' ? has(self.minPromptTokens) : !has(self.minPromptTokens)").message("prefill.minPromptTokens belongs to scheme W8A8: set it there (512 is a good start) and leave it out with Precise")
+)]
+pub struct PrefillSpec {
+    /// `W8A8`, or `Precise` for the same arithmetic as decode.
+    pub scheme: PrefillScheme,
+    /// Prompts shorter than this use the decode scheme: quantised prefill gains nothing on them.
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub min_prompt_tokens: Option<i32>,
+}
+
+/// Generating tokens.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct DecodeSpec {
+    /// `BF16`, or `FP32` for the baseline's own arithmetic.
+    pub scheme: DecodeScheme,
+}
+
+/// Storing keys and values.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("self.mode == 'AttentionMixedPrecision' ? has(self.important) && has(self.importance) : !has(self.important) && !has(self.importance)").message("kvCache.important and kvCache.importance belong to mode AttentionMixedPrecision: set both there and leave them out with Uniform"),
+    validation = Rule::new("!has(self.important) || self.important in ['INT8', 'BF16']").message("kvCache.important must be INT8 or BF16"),
+    validation = Rule::new("self.mode != 'AttentionMixedPrecision' || self.default in ['INT2', 'INT4']").message("kvCache.default must be INT4 or INT2 in mode AttentionMixedPrecision: it has to be less precise than kvCache.important")
+)]
+pub struct KvCacheSpec {
+    /// Whether attention decides the precision of a key and its value.
+    pub mode: KvCacheMode,
+    /// Keys and values that attention does not lean on; in mode Uniform all of them.
+    pub default: KvPrecision,
+    /// Keys and values that attention leans on.
+    pub important: Option<KvPrecision>,
+    /// What counts as important.
+    pub importance: Option<ImportanceSpec>,
+    /// Tokens in a block of the cache.
+    #[serde(default = "sixteen")]
+    #[x_kube(validation = Rule::new("self in [8, 16, 32, 64]").message("kvCache.blockSize must be 8, 16, 32 or 64"))]
+    pub block_size: i32,
+}
+
+fn sixteen() -> i32 {
+    16
+}
+
+/// What counts as important.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ImportanceSpec {
+    /// A key is important when attention leans on it at least as much as on this share of calibration's keys.
+    #[x_kube(validation = Rule::new("double(self) > 0.0 && double(self) < 1.0").message("importance.quantile must lie between 0 and 1, such as \"0.90\""))]
+    pub quantile: Decimal,
+    /// So many first tokens are always important.
+    #[schemars(range(min = 0, max = 1024))]
+    pub sink_tokens: i32,
+    /// So many last tokens are not quantised yet.
+    #[schemars(range(min = 0, max = 65536))]
+    pub recent_tokens: i32,
+}
+
+/// Data in a ConfigMap.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct DatasetSource {
+    /// The ConfigMap and the key in it.
+    pub config_map: ConfigMapKey,
+}
+
+/// A key of a ConfigMap in the service's namespace.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ConfigMapKey {
+    /// The ConfigMap's name.
+    #[schemars(
+        length(min = 1, max = 253),
+        regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+    )]
+    pub name: String,
+    /// The key: a file name ending in .jsonl (one JSON object a line with `text` or `messages`) or .txt.
+    #[schemars(
+        length(min = 1, max = 253),
+        regex(pattern = r"^[-._a-zA-Z0-9]+\.(jsonl|txt)$")
+    )]
+    pub key: String,
+}
+
+/// How the model is measured.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CalibrationSpec {
+    /// Texts like those that the service will read.
+    pub dataset: DatasetSource,
+    /// How many of them to read.
+    #[schemars(range(min = 1, max = 100_000))]
+    #[serde(default = "calibration_samples")]
+    pub samples: i32,
+    /// Tokens of each to read.
+    #[schemars(range(min = 32, max = 1_048_576))]
+    #[serde(default = "sequence_length")]
+    pub sequence_length: i32,
+    /// The Job is ended after so many seconds.
+    #[schemars(range(min = 10, max = 604_800))]
+    #[serde(default = "active_deadline")]
+    pub active_deadline_seconds: i64,
+    /// What the Job's container needs.
+    pub resources: Option<Resources>,
+}
+
+fn calibration_samples() -> i32 {
+    128
+}
+
+fn sequence_length() -> i32 {
+    1024
+}
+
+fn active_deadline() -> i64 {
+    3600
+}
+
+/// What the measured precision must be.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct VerificationSpec {
+    /// Texts that calibration has not seen.
+    pub dataset: DatasetSource,
+    /// At most so many windows of it.
+    #[schemars(range(min = 1, max = 100_000))]
+    #[serde(default = "verification_samples")]
+    pub samples: i32,
+    /// Tokens in a window.
+    #[schemars(range(min = 32, max = 1_048_576))]
+    #[serde(default = "sequence_length")]
+    pub sequence_length: i32,
+    /// Perplexity may be so many percent above the unquantised baseline's.
+    pub max_perplexity_increase_percent: Decimal,
+    /// So many percent of the tokens must have the baseline's most likely token.
+    #[x_kube(validation = Rule::new("double(self) > 0.0 && double(self) <= 100.0").message("verification.minTop1AgreementPercent must lie above 0 and at most at 100"))]
+    pub min_top1_agreement_percent: Decimal,
+    /// The 99th percentile of KL(baseline ‖ served), nats a token, may be at most this.
+    #[x_kube(validation = Rule::new("double(self) > 0.0").message("verification.maxKlP99 must be above 0: no quantised model has no divergence at all"))]
+    pub max_kl_p99: Decimal,
+}
+
+fn verification_samples() -> i32 {
+    64
+}
+
+/// Where artifacts are kept.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ArtifactsSpec {
+    /// A claim that the calibration Job writes and engine pods read: ReadWriteMany, or ReadWriteOnce on one node.
+    pub persistent_volume_claim: ClaimRef,
+}
+
+/// A claim.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ClaimRef {
+    /// A PersistentVolumeClaim in the service's namespace.
+    #[schemars(
+        length(min = 1, max = 253),
+        regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+    )]
+    pub claim_name: String,
+}
+
+/// The engine pods.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EngineSpec {
+    /// The engine's image.
+    #[schemars(length(min = 1, max = 512))]
+    #[x_kube(validation = Rule::new("self.matches('^[a-zA-Z0-9][a-zA-Z0-9._:/@-]*$')").message("engine.image is not an image reference: write registry/name:tag or registry/name@sha256:…"))]
+    pub image: String,
+    /// CPU and memory of a pod.
+    pub resources: Option<Resources>,
+    /// Sequences decoded together.
+    #[schemars(range(min = 1, max = 1024))]
+    #[serde(default = "max_batch_size")]
+    pub max_batch_size: i32,
+    /// Prompt and answer together, in tokens.
+    #[schemars(range(min = 64, max = 1_048_576))]
+    #[serde(default = "sequence_length")]
+    pub max_sequence_length: i32,
+}
+
+fn max_batch_size() -> i32 {
+    32
+}
+
+/// CPU and memory.
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("!has(self.requests) || !has(self.limits) || self.requests.all(name, !(name in self.limits) || quantity(string(self.requests[name])).compareTo(quantity(string(self.limits[name]))) <= 0)").message("resources.requests is above resources.limits: no pod could be created")
+)]
+pub struct Resources {
+    /// What is set aside.
+    #[schemars(extend("maxProperties" = 8))]
+    pub requests: Option<BTreeMap<String, Quantity>>,
+    /// What may be used at most.
+    #[schemars(extend("maxProperties" = 8))]
+    pub limits: Option<BTreeMap<String, Quantity>>,
+}
+
+/// What live traffic must see.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SloSpec {
+    /// Time per output token: (end-to-end - time to first token) / (output tokens - 1), per request.
+    pub tpot: TpotSlo,
+}
+
+/// The gate on time per output token.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(validation = Rule::new("has(self.maxMilliseconds) || has(self.maxRegressionPercent)").message("slo.tpot limits nothing: set maxMilliseconds, maxRegressionPercent or both"))]
+pub struct TpotSlo {
+    /// Which quantile is compared.
+    #[x_kube(validation = Rule::new("double(self) >= 0.5 && double(self) <= 0.99").message("slo.tpot.quantile must lie between 0.5 and 0.99: fewer requests cannot decide more"))]
+    pub quantile: Decimal,
+    /// The canary's quantile may be at most this.
+    #[schemars(range(min = 1, max = 120_000))]
+    pub max_milliseconds: Option<i32>,
+    /// The canary's quantile may be so many percent above stable's in the same window.
+    #[schemars(range(min = 1, max = 1000))]
+    pub max_regression_percent: Option<i32>,
+}
+
+/// How a new revision reaches traffic.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("self.steps.all(step, duration(step.hold).getSeconds() + duration(self.analysis.warmUp).getSeconds() < self.progressDeadlineSeconds)").message("rollout.progressDeadlineSeconds is not above the longest step's hold plus analysis.warmUp: every rollout would fail, raise it"),
+    validation = Rule::new("self.steps.map(step, step.weight).isSorted()").message("rollout.steps must have rising weights"),
+    validation = Rule::new("self.steps.all(step, self.steps.exists_one(other, other.weight == step.weight))").message("rollout.steps has the same weight twice: remove one"),
+)]
+pub struct RolloutSpec {
+    /// Weights that the canary passes through, rising.
+    #[schemars(length(min = 1, max = 20))]
+    pub steps: Vec<Step>,
+    /// How a step is judged.
+    pub analysis: AnalysisSpec,
+    /// A phase of the rollout that has not moved on after so many seconds has failed.
+    #[schemars(range(min = 10, max = 604_800))]
+    #[serde(default = "progress_deadline")]
+    pub progress_deadline_seconds: i32,
+}
+
+fn progress_deadline() -> i32 {
+    600
+}
+
+/// One weight of the canary.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Step {
+    /// Percent of the traffic, reached as nearly as whole pods allow.
+    #[schemars(range(min = 1, max = 99))]
+    pub weight: i32,
+    /// The canary stays at this weight at least so long.
+    #[x_kube(validation = Rule::new("duration(self).getSeconds() <= 604800").message("hold is longer than a week"))]
+    pub hold: Span,
+}
+
+/// How a step is judged.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct AnalysisSpec {
+    /// Time between verdicts.
+    #[x_kube(validation = Rule::new("duration(self).getSeconds() >= 1 && duration(self).getSeconds() <= 3600").message("analysis.interval must lie between 1s and 1h"))]
+    pub interval: Span,
+    /// Fewer requests than this in the window are no verdict.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub min_samples: i32,
+    /// So many Fail verdicts in a row roll back.
+    #[schemars(range(min = 1, max = 100))]
+    #[serde(default = "one")]
+    pub failure_limit: i32,
+    /// The first seconds of a step are not counted.
+    #[serde(default = "no_warm_up")]
+    #[x_kube(validation = Rule::new("duration(self).getSeconds() <= 86400").message("analysis.warmUp is longer than a day"))]
+    pub warm_up: Span,
+}
+
+fn no_warm_up() -> Span {
+    Span("0s".into())
+}
