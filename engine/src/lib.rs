@@ -3,13 +3,20 @@
 //! One worker thread owns model, cache and scheduler; the HTTP side only sends it commands. Kernels stand behind
 //! `kernels::Backend`, and `naive` is the oracle for every other implementation.
 
+pub mod artifact;
+pub mod calibrate;
 pub mod chat;
 pub mod cli;
+pub mod dataset;
 pub mod error;
+pub mod inspect;
+pub mod job;
 pub mod kv;
 pub mod model;
+pub mod progress;
 pub mod quant;
 pub mod telemetry;
 pub mod tokenizer;
+pub mod verify;
 
 pub use error::{Error, Result};

@@ -17,6 +17,12 @@ struct Arguments {
 enum Command {
     /// Answer OpenAI-compatible requests.
     Serve(cli::serve::Arguments),
+    /// Measure attention, quantise the prefill copy, write the artifact and verify it.
+    Calibrate(cli::calibrate::Arguments),
+    /// Measure how far an artifact or a plan is from the unquantised model.
+    Verify(cli::verify::Arguments),
+    /// Say what a model's or an artifact's folder is.
+    Inspect(cli::inspect::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -24,6 +30,9 @@ fn main() -> ExitCode {
     telemetry::init();
     let result = match arguments.command {
         Command::Serve(arguments) => cli::serve::run(&arguments),
+        Command::Calibrate(arguments) => cli::calibrate::run(&arguments),
+        Command::Verify(arguments) => cli::verify::run(&arguments),
+        Command::Inspect(arguments) => cli::inspect::run(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

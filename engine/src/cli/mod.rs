@@ -1,3 +1,6 @@
 //! The commands: each file reads its arguments, calls the library and prints; it decides nothing.
 
+pub mod calibrate;
+pub mod inspect;
 pub mod serve;
+pub mod verify;

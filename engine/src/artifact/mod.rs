@@ -1,0 +1,245 @@
+//! The artifact: what calibration hands to serving, as a folder named by its digest. Read and checked here, written by [`store`].
+//!
+//! Nothing of a folder is used before its sizes, digests, paths, shapes and scales are checked. `serve`, `verify` and `inspect` open artifacts.
+
+pub mod manifest;
+pub mod store;
+pub mod weights;
+
+use std::fs;
+use std::io::Read as _;
+use std::path::Path;
+
+use mixquant_crds::names::{ARTIFACT_ATTENTION, ARTIFACT_MANIFEST, ARTIFACT_PLAN};
+use mixquant_crds::{Digest, PrecisionPlan, PrefillScheme};
+
+use self::manifest::FileEntry;
+pub use self::manifest::Manifest;
+use crate::error::{Error, Result};
+use crate::model::{Importance, Model, QuantisedLinears};
+
+/// The manifest, the plan and the thresholds are small; anything larger is not one of them.
+const MAX_JSON_BYTES: u64 = 16 << 20;
+
+/// Whether an artifact's digests are checked when it is opened and attached. Everything else always is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Check {
+    /// All of them: each file's, the folder's name, the model's.
+    Digests,
+    /// None: only for tests of damaged artifacts.
+    Nothing,
+}
+
+/// An artifact in memory, checked.
+#[derive(Debug)]
+pub struct Artifact {
+    check: Check,
+    digest: Digest,
+    manifest: Manifest,
+    plan: PrecisionPlan,
+    importance: Importance,
+    linears: QuantisedLinears,
+}
+
+impl Artifact {
+    /// Reads the artifact in `directory`.
+    ///
+    /// # Errors
+    /// The first file that is missing, damaged or not what the manifest says, named with what to do.
+    pub fn open(directory: &Path, check: Check) -> Result<Self> {
+        let manifest_path = directory.join(ARTIFACT_MANIFEST);
+        let text = read(&manifest_path, MAX_JSON_BYTES).map_err(|why| {
+            Error::artifact(format!(
+                "{why}: is {} an artifact's folder?",
+                directory.display()
+            ))
+        })?;
+        let manifest = Manifest::parse(&text)
+            .map_err(|why| Error::artifact(format!("{}: {why}", manifest_path.display())))?;
+        let digest = manifest.digest();
+        if check == Check::Digests {
+            check_name(directory, &manifest, &text)?;
+        }
+        let folder = Folder { directory, check };
+        let plan: PrecisionPlan = folder.json(&manifest, ARTIFACT_PLAN)?;
+        plan.check().map_err(|why| {
+            Error::plan(format!(
+                "{}: {why}",
+                directory.join(ARTIFACT_PLAN).display()
+            ))
+        })?;
+        let importance = folder.json(&manifest, ARTIFACT_ATTENTION)?;
+        let mut linears = Vec::new();
+        for entry in manifest.weights() {
+            let decoded = weights::decode(&folder.file(entry)?)
+                .map_err(|why| damaged(&directory.join(&entry.path), &why))?;
+            linears.extend(decoded);
+        }
+        weights::model_order(&mut linears);
+        let linears = QuantisedLinears::from_tensors(linears)
+            .map_err(|error| damaged(directory, &error.message))?;
+        if plan.prefill.scheme == PrefillScheme::W8A8 && linears.iter().next().is_none() {
+            return Err(damaged(directory, "the plan's W8A8 prefill has no weights"));
+        }
+        Ok(Self {
+            check,
+            digest,
+            manifest,
+            plan,
+            importance,
+            linears,
+        })
+    }
+
+    /// Over the manifest, which names plan, thresholds and tensors by their digests.
+    pub fn digest(&self) -> &Digest {
+        &self.digest
+    }
+
+    /// What the artifact consists of.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &PrecisionPlan {
+        &self.plan
+    }
+
+    /// The thresholds of attention.
+    pub fn importance(&self) -> &Importance {
+        &self.importance
+    }
+
+    /// Gives the W8A8 copy, the thresholds and the plan to the model that they were made for.
+    ///
+    /// # Errors
+    /// Another model, or tensors of another shape.
+    pub fn attach_to(self, model: &mut Model) -> Result<()> {
+        if self.check == Check::Digests && self.manifest.model_digest != *model.digest() {
+            return Err(Error::digest(format!(
+                "the artifact {} was made for the model {} and this model is {}: calibrate this model or mount the other one",
+                self.digest,
+                self.manifest.model_digest,
+                model.digest()
+            )));
+        }
+        model.attach(self.linears, Some(self.importance), self.plan)
+    }
+}
+
+/// A folder named by a digest holds exactly what has that digest.
+fn check_name(directory: &Path, manifest: &Manifest, text: &[u8]) -> Result<()> {
+    let path = directory.join(ARTIFACT_MANIFEST);
+    if manifest.canonical() != text {
+        return Err(Error::digest(format!(
+            "{} is not as calibration wrote it: calibrate again",
+            path.display()
+        )));
+    }
+    let digest = manifest.digest();
+    let name = directory
+        .canonicalize()
+        .ok()
+        .and_then(|path| Some(path.file_name()?.to_str()?.to_owned()))
+        .unwrap_or_default();
+    let named: Option<Digest> = format!("sha256:{name}").parse().ok();
+    match named {
+        Some(named) if named != digest => Err(Error::digest(format!(
+            "{} has the digest {digest} and its folder is named for {named}: calibrate again",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Reads the files that a manifest lists.
+struct Folder<'a> {
+    directory: &'a Path,
+    check: Check,
+}
+
+impl Folder<'_> {
+    fn json<T: serde::de::DeserializeOwned>(&self, manifest: &Manifest, path: &str) -> Result<T> {
+        let entry = manifest
+            .file(path)
+            .expect("the manifest was checked for it");
+        if entry.bytes > MAX_JSON_BYTES {
+            return Err(damaged(
+                &self.directory.join(path),
+                &format!("{} bytes are too many", entry.bytes),
+            ));
+        }
+        serde_json::from_slice(&self.file(entry)?)
+            .map_err(|error| damaged(&self.directory.join(path), &error.to_string()))
+    }
+
+    /// The file's bytes, of the size and digest that the manifest says.
+    fn file(&self, entry: &FileEntry) -> Result<Vec<u8>> {
+        let path = self.directory.join(&entry.path);
+        // Both the file and `weights/` must be real: a link could lead out of the folder.
+        for part in entry
+            .path
+            .match_indices('/')
+            .map(|(end, _)| &entry.path[..end])
+            .chain([entry.path.as_str()])
+        {
+            let part = self.directory.join(part);
+            if part.is_symlink() {
+                return Err(damaged(&part, "it is a symbolic link"));
+            }
+        }
+        let content = read(&path, entry.bytes)
+            .map_err(|why| Error::artifact(format!("{why}: calibrate again")))?;
+        if content.len() as u64 != entry.bytes {
+            return Err(damaged(
+                &path,
+                &format!(
+                    "it has {} bytes and the manifest says {}",
+                    content.len(),
+                    entry.bytes
+                ),
+            ));
+        }
+        let digest = if self.check == Check::Digests {
+            Digest::of_bytes(&content)
+        } else {
+            entry.sha256.clone()
+        };
+        if digest != entry.sha256 {
+            return Err(Error::digest(format!(
+                "{} has the digest {digest} and the manifest says {}: calibrate again",
+                path.display(),
+                entry.sha256
+            )));
+        }
+        Ok(content)
+    }
+}
+
+/// At most `limit` bytes are taken into memory, whatever the file's size claims to be.
+fn read(path: &Path, limit: u64) -> Result<Vec<u8>, String> {
+    let name = path.display();
+    let failed = |error: std::io::Error| format!("cannot read {name}: {error}");
+    let file = fs::File::open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() {
+        return Err(format!("{name} is not a file"));
+    }
+    if metadata.len() > limit {
+        return Err(format!(
+            "{name} has {} bytes, more than the {limit} expected",
+            metadata.len()
+        ));
+    }
+    let mut content = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or(0));
+    file.take(limit).read_to_end(&mut content).map_err(failed)?;
+    Ok(content)
+}
+
+fn damaged(path: &Path, why: &str) -> Error {
+    Error::artifact(format!(
+        "{} is damaged: {why}; calibrate again",
+        path.display()
+    ))
+}

@@ -1,0 +1,234 @@
+//! Calibration: measures attention, quantises the prefill copy, writes the artifact and verifies it, in one run.
+//!
+//! The same model, data and plan give the same artifact digest. `cli::calibrate` calls it; it prints nothing and reads no clock.
+
+pub mod collect;
+
+use std::path::PathBuf;
+
+use mixquant_crds::names::{ARTIFACT_ATTENTION, ARTIFACT_PLAN, ARTIFACT_WEIGHTS};
+use mixquant_crds::{
+    CalibrationReport, DecodePlan, DecodeScheme, Digest, KvCacheMode, KvCachePlan, KvPrecision,
+    PrecisionPlan, PrefillPlan, PrefillScheme,
+};
+use serde::Serialize;
+
+use self::collect::Collector;
+use crate::artifact::store::{Draft, Published, write_report};
+use crate::artifact::{Artifact, Check, weights};
+use crate::dataset::{Dataset, Window, sample};
+use crate::error::{Error, Result};
+use crate::model::{Chunk, Importance, LogitRows, Model, Pass, QuantisedLinears, Workspace};
+use crate::progress::Progress;
+use crate::tokenizer::Tokenizer;
+use crate::verify;
+
+/// Everything that `calibrate` is told.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The Hugging Face directory.
+    pub model: PathBuf,
+    /// The calibration texts.
+    pub data: PathBuf,
+    /// Where artifact folders go.
+    pub out: PathBuf,
+    /// What to make.
+    pub plan: PrecisionPlan,
+    /// Texts to read.
+    pub samples: usize,
+    /// Tokens of a text at most.
+    pub sequence_length: usize,
+    /// The evaluation texts. Without them the calibration texts that were not read are used.
+    pub evaluation_data: Option<PathBuf>,
+    /// Windows to verify on; without a number 16, or all where there are fewer.
+    pub evaluation_samples: Option<usize>,
+    /// Tokens of an evaluation window.
+    pub evaluation_sequence_length: usize,
+    /// Refuse any other model.
+    pub expected_model: Option<Digest>,
+}
+
+/// Windows that the artifact is verified on when nobody says how many.
+const DEFAULT_EVALUATION_SAMPLES: usize = 16;
+
+/// The plan when none is given: what the custom resource's defaults say.
+pub fn default_plan() -> PrecisionPlan {
+    PrecisionPlan {
+        prefill: PrefillPlan {
+            scheme: PrefillScheme::W8A8,
+            min_prompt_tokens: 512,
+        },
+        decode: DecodePlan {
+            scheme: DecodeScheme::BF16,
+        },
+        kv_cache: KvCachePlan {
+            mode: KvCacheMode::AttentionMixedPrecision,
+            default: KvPrecision::INT4,
+            important: KvPrecision::INT8,
+            quantile: 0.9,
+            sink_tokens: 4,
+            recent_tokens: 64,
+            block_size: 16,
+        },
+    }
+}
+
+/// Makes the artifact and says how far it is from the baseline.
+///
+/// # Errors
+/// Model, data, plan or volume that cannot be used; then nothing is left of this run.
+pub fn run(options: &Options, progress: &Progress) -> Result<CalibrationReport> {
+    options.plan.check().map_err(Error::plan)?;
+    let mut model = Model::open(&options.model)?;
+    verify::expect_model(&model, options.expected_model.as_ref())?;
+    let (texts, evaluation) = read_data(options, &model)?;
+    let published = make(options, &mut model, &texts, progress)?;
+    // What is verified is what was written, read back as serving will read it.
+    Artifact::open(&published.path, Check::Digests)?.attach_to(&mut model)?;
+    let verified = verify::measure(
+        &mut model,
+        &evaluation,
+        Some(published.digest.clone()),
+        progress,
+    )?;
+    let report = CalibrationReport {
+        model_digest: model.digest().clone(),
+        artifact_digest: published.digest,
+        calibration_tokens: texts.iter().map(|text| text.ids.len() as u64).sum(),
+        verify: verified,
+    };
+    write_report(&published.path, &json(&report))?;
+    Ok(report)
+}
+
+/// The calibration texts and the evaluation windows, disjoint.
+fn read_data(options: &Options, model: &Model) -> Result<(Vec<Window>, Vec<Window>)> {
+    let tokenizer = Tokenizer::open(&options.model)?;
+    verify::check_window(model, "--sequence-length", options.sequence_length)?;
+    verify::check_window(
+        model,
+        "--eval-sequence-length",
+        options.evaluation_sequence_length,
+    )?;
+    let data = Dataset::read(&options.data)?;
+    let (texts, rest) = sample(
+        data.name(),
+        data.windows(&tokenizer, options.sequence_length)?,
+        options.samples,
+    )?;
+    let (name, mut windows) = match &options.evaluation_data {
+        Some(path) => {
+            let evaluation = Dataset::read(path)?;
+            if evaluation.same_content(&data) {
+                return Err(Error::data(format!(
+                    "{} holds the calibration texts: verify on texts that calibration has not seen",
+                    path.display()
+                )));
+            }
+            (
+                evaluation.name().to_owned(),
+                evaluation.windows(&tokenizer, options.evaluation_sequence_length)?,
+            )
+        }
+        None if rest.is_empty() => {
+            return Err(Error::data(format!(
+                "--samples {} uses up {}: give --eval-data or fewer --samples",
+                options.samples,
+                data.name()
+            )));
+        }
+        None => (data.name().to_owned(), rest),
+    };
+    if options.evaluation_data.is_none() {
+        for window in &mut windows {
+            window.ids.truncate(options.evaluation_sequence_length);
+        }
+    }
+    let count = options
+        .evaluation_samples
+        .unwrap_or(DEFAULT_EVALUATION_SAMPLES.min(windows.len()));
+    let (evaluation, _) = sample(&name, windows, count)?;
+    Ok((texts, evaluation))
+}
+
+/// Writes the artifact and publishes it.
+fn make(
+    options: &Options,
+    model: &mut Model,
+    texts: &[Window],
+    progress: &Progress,
+) -> Result<Published> {
+    let linears = match options.plan.prefill.scheme {
+        PrefillScheme::W8A8 => model.quantise_linears(),
+        PrefillScheme::Precise => QuantisedLinears::from_tensors(Vec::new())?,
+    };
+    let mut draft = Draft::new(&options.out, weights::expected_bytes(&linears))?;
+    // The weights come first: a volume that is too small shows before the long part.
+    let shards = weights::shards(&linears);
+    let mut stage = progress.stage("writing", shards.len());
+    for (index, shard) in shards.iter().enumerate() {
+        let name = format!(
+            "{ARTIFACT_WEIGHTS}/model-{:05}-of-{:05}.safetensors",
+            index + 1,
+            shards.len()
+        );
+        draft.write(&name, &weights::encode(shard))?;
+        stage.advance()?;
+    }
+    drop(stage);
+    let importance = measure_attention(model, &options.plan, texts, progress)?;
+    draft.write(ARTIFACT_ATTENTION, &json(&importance))?;
+    draft.write(ARTIFACT_PLAN, &json(&options.plan))?;
+    draft.publish(model.digest().clone())
+}
+
+/// Reads the texts in FP32 and takes the plan's quantile of the attention that keys received.
+fn measure_attention(
+    model: &mut Model,
+    plan: &PrecisionPlan,
+    texts: &[Window],
+    progress: &Progress,
+) -> Result<Importance> {
+    model.set_plan(PrecisionPlan::baseline())?;
+    let config = model.config();
+    let mut collector = Collector::new(
+        &plan.kv_cache,
+        config.num_hidden_layers,
+        config.num_key_value_heads,
+    );
+    let mut workspace = Workspace::default();
+    let mut stage = progress.stage("calibrating", texts.len());
+    for text in texts {
+        let mut cache = model.new_cache(text.ids.len());
+        let chunk = Chunk {
+            tokens: &text.ids,
+            cache: &mut cache,
+            logits: LogitRows::None,
+        };
+        model.forward(
+            Pass::Precise,
+            &mut [chunk],
+            &mut workspace,
+            Some(&mut collector),
+        )?;
+        stage.advance()?;
+    }
+    collector.thresholds(plan.kv_cache.quantile)
+}
+
+fn json<T: Serialize>(value: &T) -> Vec<u8> {
+    let mut text = serde_json::to_vec_pretty(value)
+        .expect("plans, thresholds and reports hold only strings and numbers");
+    text.push(b'\n');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_plan_can_work() {
+        assert_eq!(default_plan().check(), Ok(()));
+    }
+}

@@ -1,0 +1,82 @@
+//! `mixquant-engine calibrate`: reads its arguments, runs the calibration as a Job and prints the report as one JSON object.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use mixquant_crds::{Digest, JobMessage, PrecisionPlan};
+
+use crate::error::Result;
+use crate::{calibrate, job};
+
+/// What `calibrate` needs to know.
+#[derive(Debug, Clone, Args)]
+pub struct Arguments {
+    /// Hugging Face directory: config.json, tokenizer.json, safetensors.
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// Calibration texts: JSON lines with `text`, `messages` or `prompt` and `answer`, or one plain text.
+    #[arg(long, value_name = "FILE")]
+    pub data: PathBuf,
+    /// Where the artifact's folder is made; its name is its digest.
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// The precision plan as JSON or a file with it; W8A8 prefill, BF16 decode and INT4/INT8 cache by default.
+    #[arg(long, value_name = "FILE|JSON", value_parser = job::parse_plan)]
+    pub plan: Option<PrecisionPlan>,
+    /// Texts to read, spread over the data.
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub samples: usize,
+    /// Tokens of a text at most.
+    #[arg(long, value_name = "TOKENS", default_value_t = 1024)]
+    pub sequence_length: usize,
+    /// Texts to verify on, other than the calibration texts; without it, those that calibration did not read.
+    #[arg(long, value_name = "FILE")]
+    pub eval_data: Option<PathBuf>,
+    /// Windows to verify on; 16 by default, or all where there are fewer.
+    #[arg(long, value_name = "N")]
+    pub eval_samples: Option<usize>,
+    /// Tokens of a window; --sequence-length by default.
+    #[arg(long, value_name = "TOKENS")]
+    pub eval_sequence_length: Option<usize>,
+    /// Refuse any other model.
+    #[arg(long, value_name = "DIGEST")]
+    pub expect_model_digest: Option<Digest>,
+    /// Where the answer for the operator is left.
+    #[arg(long, value_name = "PATH")]
+    pub termination_message: Option<PathBuf>,
+    /// Worker threads; the CPU limit by default.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+}
+
+/// Calibrates and prints the report.
+///
+/// # Errors
+/// Whatever kept the artifact from being made.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let options = calibrate::Options {
+        model: arguments.model.clone(),
+        data: arguments.data.clone(),
+        out: arguments.out.clone(),
+        plan: arguments
+            .plan
+            .clone()
+            .unwrap_or_else(calibrate::default_plan),
+        samples: arguments.samples,
+        sequence_length: arguments.sequence_length,
+        evaluation_data: arguments.eval_data.clone(),
+        evaluation_samples: arguments.eval_samples,
+        evaluation_sequence_length: arguments
+            .eval_sequence_length
+            .unwrap_or(arguments.sequence_length),
+        expected_model: arguments.expect_model_digest.clone(),
+    };
+    let work = |progress: &_| {
+        job::use_threads(arguments.threads)?;
+        calibrate::run(&options, progress)
+    };
+    let report = job::run(arguments.termination_message.as_deref(), work, |report| {
+        JobMessage::Calibrated(report.clone())
+    })?;
+    job::print(&serde_json::to_string(&report).expect("a report holds only strings and numbers"))
+}

@@ -1,0 +1,416 @@
+//! Calibration and evaluation data: a plain text or JSON lines, cut into token windows by the recipe of the reference.
+//!
+//! A window is at most so many tokens, the beginning-of-text token included; every token but the first is predicted from those before it.
+//! `calibrate` and `verify` call it. It never trusts the file: size, encoding, shape and length are checked, and errors name the line.
+
+mod rows;
+
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use self::rows::{Body, Row};
+use crate::chat::ChatMessage;
+use crate::error::{Error, Result};
+use crate::tokenizer::{Special, Tokenizer};
+
+/// Larger files are refused: a calibration or evaluation set has a few megabytes.
+const MAX_FILE_BYTES: u64 = 256 << 20;
+
+/// What the data needs to know of a tokenizer.
+pub trait Encode {
+    /// Token ids of `text`; names of control tokens in it become single ids; nothing is added in front.
+    fn ids(&self, text: &str) -> Result<Vec<u32>>;
+    /// The token that begins a text, when the model has one.
+    fn bos(&self) -> Option<u32>;
+    /// Token ids of a conversation, as the model's chat template writes it.
+    fn conversation(&self, messages: &Value) -> Result<Vec<u32>>;
+}
+
+impl Encode for Tokenizer {
+    fn ids(&self, text: &str) -> Result<Vec<u32>> {
+        self.encode(text, Special::None)
+    }
+
+    fn bos(&self) -> Option<u32> {
+        self.bos()
+    }
+
+    fn conversation(&self, messages: &Value) -> Result<Vec<u32>> {
+        let messages = Vec::<ChatMessage>::deserialize(messages)
+            .map_err(|error| Error::data(format!("`messages` cannot be used ({error})")))?;
+        self.encode_chat(&messages)
+    }
+}
+
+/// A data file, read and checked, not yet cut into windows.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Dataset {
+    /// The file's name for messages.
+    name: String,
+    content: Content,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Content {
+    /// One long text; windows follow one another.
+    Text(String),
+    /// One document a line; a window is the head of a document.
+    Rows(Vec<Row>),
+}
+
+/// Tokens to run through the model in one piece.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Window {
+    /// At least two ids. The first is only context, all later ones are predicted.
+    pub ids: Vec<u32>,
+    /// The report's slice: the row's `kind` or `task`. Plain text has none.
+    pub slice: Option<String>,
+}
+
+impl Dataset {
+    /// Reads and checks a data file. `.jsonl` is JSON lines and `.txt` or `.md` is text; with any other name a file that starts with `{` is JSON lines.
+    ///
+    /// # Errors
+    /// A missing, empty, too large or badly encoded file, and the first line that is not a usable row.
+    pub fn read(path: &Path) -> Result<Self> {
+        let name = path.display().to_string();
+        let bytes = fs::metadata(path).and_then(|meta| {
+            if meta.is_dir() {
+                Err(std::io::ErrorKind::IsADirectory.into())
+            } else {
+                Ok(meta.len())
+            }
+        });
+        let bytes = bytes
+            .map_err(|error| Error::data(format!("cannot read the data file {name}: {error}")))?;
+        if bytes > MAX_FILE_BYTES {
+            return Err(Error::data(format!(
+                "the data file {name} has {bytes} bytes, more than {MAX_FILE_BYTES}: take a sample of it"
+            )));
+        }
+        let content = fs::read(path)
+            .map_err(|error| Error::data(format!("cannot read the data file {name}: {error}")))?;
+        let text = String::from_utf8(content).map_err(|error| {
+            let valid = error.utf8_error().valid_up_to();
+            let line = error.as_bytes()[..valid]
+                .split(|&byte| byte == b'\n')
+                .count();
+            Error::data(format!(
+                "{name} is not UTF-8 at line {line} (byte {valid}): convert it to UTF-8"
+            ))
+        })?;
+        let extension = path
+            .extension()
+            .and_then(|extension| extension.to_str())
+            .unwrap_or_default();
+        Self::parse(name, extension, &text)
+    }
+
+    fn parse(name: String, extension: &str, text: &str) -> Result<Self> {
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        if text.trim().is_empty() {
+            return Err(Error::data(format!(
+                "{name} is empty: give a text or JSON lines with `text`, `messages` or `prompt` and `answer`"
+            )));
+        }
+        let json_lines = match extension {
+            "jsonl" | "ndjson" => true,
+            "txt" | "md" => false,
+            _ => text.trim_start().starts_with('{'),
+        };
+        if !json_lines {
+            return Ok(Self {
+                name,
+                content: Content::Text(text.to_owned()),
+            });
+        }
+        let rows = text
+            .lines()
+            .enumerate()
+            .filter(|(_, line)| !line.trim().is_empty())
+            .map(|(index, line)| {
+                rows::parse(index + 1, line)
+                    .map_err(|why| Error::data(format!("{name} line {}: {why}", index + 1)))
+            });
+        Ok(Self {
+            content: Content::Rows(rows.collect::<Result<_>>()?),
+            name,
+        })
+    }
+
+    /// All windows of at most `window` tokens that have something to predict.
+    ///
+    /// # Errors
+    /// A window under two tokens, or data too short for a single one.
+    pub fn windows(&self, tokenizer: &dyn Encode, window: usize) -> Result<Vec<Window>> {
+        if window < 2 {
+            return Err(Error::data(format!(
+                "a window of {window} tokens predicts nothing: take at least 2"
+            )));
+        }
+        let windows = match &self.content {
+            Content::Text(text) => text_windows(&tokenizer.ids(text)?, tokenizer.bos(), window),
+            Content::Rows(rows) => self.row_windows(rows, tokenizer, window)?,
+        };
+        if windows.is_empty() {
+            return Err(Error::data(match self.content {
+                Content::Text(_) => format!(
+                    "{} is too short for one window of {window} tokens: add text or take a smaller window",
+                    self.name
+                ),
+                Content::Rows(_) => format!("no row of {} has 2 tokens: add text", self.name),
+            }));
+        }
+        Ok(windows)
+    }
+
+    fn row_windows(
+        &self,
+        rows: &[Row],
+        tokenizer: &dyn Encode,
+        window: usize,
+    ) -> Result<Vec<Window>> {
+        let mut windows = Vec::with_capacity(rows.len());
+        for row in rows {
+            let ids = match &row.body {
+                Body::Text(text) => tokenizer.ids(text),
+                Body::Messages(messages) => tokenizer.conversation(messages),
+            };
+            let mut ids = ids.map_err(|error| {
+                Error::data(format!(
+                    "{} line {}: {}",
+                    self.name, row.line, error.message
+                ))
+            })?;
+            // A chat template writes the beginning-of-text token itself.
+            if let Some(bos) = tokenizer.bos().filter(|&bos| ids.first() != Some(&bos)) {
+                ids.insert(0, bos);
+            }
+            ids.truncate(window);
+            if ids.len() >= 2 {
+                windows.push(Window {
+                    ids,
+                    slice: row.slice.clone(),
+                });
+            }
+        }
+        Ok(windows)
+    }
+
+    /// Whether two files hold the same texts, under whatever names.
+    pub fn same_content(&self, other: &Self) -> bool {
+        self.content == other.content
+    }
+
+    /// The file's name, for messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// `count` of `windows`, spread evenly so that a small sample sees each part of the file, and those left over, both in the file's order.
+///
+/// # Errors
+/// Fewer windows than asked for: says how many there are.
+pub fn sample(
+    name: &str,
+    windows: Vec<Window>,
+    count: usize,
+) -> Result<(Vec<Window>, Vec<Window>)> {
+    let total = windows.len();
+    if count == 0 {
+        return Err(Error::data("0 samples measure nothing: take at least 1"));
+    }
+    if count > total {
+        return Err(Error::data(format!(
+            "{name} gives only {total} samples and {count} were asked for: ask for at most {total} or add data"
+        )));
+    }
+    let (mut chosen, mut rest) = (Vec::with_capacity(count), Vec::with_capacity(total - count));
+    for (index, window) in windows.into_iter().enumerate() {
+        // The k-th sample stands at floor(k * total / count).
+        if chosen.len() < count && index == chosen.len() * total / count {
+            chosen.push(window);
+        } else {
+            rest.push(window);
+        }
+    }
+    Ok((chosen, rest))
+}
+
+/// Chunks of the whole text without overlap, each behind the beginning-of-text token; the last partial one is dropped.
+fn text_windows(ids: &[u32], bos: Option<u32>, window: usize) -> Vec<Window> {
+    let chunk = window - usize::from(bos.is_some());
+    ids.chunks_exact(chunk)
+        .map(|chunk| Window {
+            ids: bos.into_iter().chain(chunk.iter().copied()).collect(),
+            slice: None,
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One token a byte, 1000 in front.
+    struct Bytes;
+
+    impl Encode for Bytes {
+        fn ids(&self, text: &str) -> Result<Vec<u32>> {
+            Ok(text.bytes().map(u32::from).collect())
+        }
+
+        fn bos(&self) -> Option<u32> {
+            Some(1000)
+        }
+
+        fn conversation(&self, messages: &Value) -> Result<Vec<u32>> {
+            self.ids(messages[0]["content"].as_str().unwrap_or_default())
+        }
+    }
+
+    fn parse(extension: &str, text: &str) -> Result<Dataset> {
+        Dataset::parse("data".into(), extension, text)
+    }
+
+    fn texts(windows: &[Window]) -> Vec<String> {
+        windows
+            .iter()
+            .map(|window| {
+                window.ids[1..]
+                    .iter()
+                    .map(|&id| char::from_u32(id).unwrap())
+                    .collect()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_text_is_cut_without_overlap_and_the_partial_end_is_dropped() {
+        let windows = parse("txt", "abcdefgh")
+            .unwrap()
+            .windows(&Bytes, 4)
+            .unwrap();
+        assert_eq!(texts(&windows), ["abc", "def"]);
+        assert!(
+            windows
+                .iter()
+                .all(|window| window.ids[0] == 1000 && window.slice.is_none())
+        );
+    }
+
+    #[test]
+    fn each_row_is_its_own_document_cut_to_the_window() {
+        let rows = "{\"text\": \"abcdef\", \"kind\": \"k\"}\n\n{\"prompt\": \"q:\", \"answer\": \"a\", \"task\": \"t\", \"id\": 3}\n{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n{\"text\": \"\"}\n";
+        let windows = parse("jsonl", rows).unwrap().windows(&Bytes, 5).unwrap();
+        assert_eq!(texts(&windows), ["abcd", "q: a", "hi"]);
+        assert_eq!(
+            windows
+                .iter()
+                .map(|window| window.slice.as_deref())
+                .collect::<Vec<_>>(),
+            [Some("k"), Some("t"), None]
+        );
+    }
+
+    #[test]
+    fn a_bad_row_is_named_by_its_line_in_the_file() {
+        for (text, wanted) in [
+            ("{\"text\": \"a\"}\n{\"text\": ", "data line 2: not JSON"),
+            ("{\"text\": \"a\"}\n\n[1]", "data line 3: not a JSON object"),
+            (" \n\t", "data is empty"),
+        ] {
+            let error = parse("jsonl", text).unwrap_err().message;
+            assert!(error.starts_with(wanted), "{error}");
+        }
+    }
+
+    #[test]
+    fn too_little_data_is_refused_with_the_number_there_is() {
+        assert!(
+            parse("txt", "ab")
+                .unwrap()
+                .windows(&Bytes, 4)
+                .unwrap_err()
+                .message
+                .contains("too short for one window of 4 tokens")
+        );
+        assert!(
+            parse("txt", "ab")
+                .unwrap()
+                .windows(&Bytes, 1)
+                .unwrap_err()
+                .message
+                .contains("predicts nothing")
+        );
+        assert!(
+            parse("jsonl", "{\"text\": \"\"}")
+                .unwrap()
+                .windows(&Bytes, 4)
+                .unwrap_err()
+                .message
+                .contains("no row of data has 2 tokens")
+        );
+        let windows = parse("txt", "abcdefgh")
+            .unwrap()
+            .windows(&Bytes, 3)
+            .unwrap();
+        let error = sample("data", windows, 5).unwrap_err().message;
+        assert_eq!(
+            error,
+            "data gives only 4 samples and 5 were asked for: ask for at most 4 or add data"
+        );
+    }
+
+    #[test]
+    fn a_sample_is_spread_over_the_file_and_the_rest_is_disjoint() {
+        let windows = parse("txt", "abcdefghij")
+            .unwrap()
+            .windows(&Bytes, 2)
+            .unwrap();
+        let (chosen, rest) = sample("data", windows, 4).unwrap();
+        assert_eq!(texts(&chosen), ["a", "c", "f", "h"]);
+        assert_eq!(texts(&rest), ["b", "d", "e", "g", "i", "j"]);
+    }
+
+    #[test]
+    fn the_kind_of_file_is_told_by_its_name_and_else_by_its_first_character() {
+        assert!(matches!(
+            parse("txt", "{\"text\": 1").unwrap().content,
+            Content::Text(_)
+        ));
+        assert!(matches!(
+            parse("", "  {\"text\": \"a\"}").unwrap().content,
+            Content::Rows(_)
+        ));
+        assert!(matches!(
+            parse("", "hello").unwrap().content,
+            Content::Text(_)
+        ));
+    }
+
+    #[test]
+    fn a_file_that_is_not_utf8_is_refused_by_line() {
+        let file = tempfile::Builder::new()
+            .suffix(".jsonl")
+            .tempfile()
+            .unwrap();
+        fs::write(file.path(), b"{\"text\": \"a\"}\n\xff").unwrap();
+        assert!(
+            Dataset::read(file.path())
+                .unwrap_err()
+                .message
+                .contains("is not UTF-8 at line 2 (byte 14)")
+        );
+        assert!(
+            Dataset::read(&file.path().with_extension("missing"))
+                .unwrap_err()
+                .message
+                .contains("cannot read the data file")
+        );
+    }
+}
