@@ -142,21 +142,18 @@ mod tests {
 
     #[test]
     fn text_comes_before_prompt_and_answer_and_these_before_messages() {
-        let body = |text| parse(1, text).unwrap().body;
+        let body = |text: String| parse(1, &text).unwrap().body;
         let messages = "\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]";
         let answer = "\"prompt\": \"p\", \"answer\": \"a\"";
         assert_eq!(
-            body(&format!("{{{messages}, {answer}, \"text\": \"t\"}}")),
+            body(format!("{{{messages}, {answer}, \"text\": \"t\"}}")),
             Body::Text("t".into())
         );
         assert_eq!(
-            body(&format!("{{{messages}, {answer}}}")),
+            body(format!("{{{messages}, {answer}}}")),
             Body::Text("p a".into())
         );
-        assert!(matches!(
-            body(&format!("{{{messages}}}")),
-            Body::Messages(_)
-        ));
+        assert!(matches!(body(format!("{{{messages}}}")), Body::Messages(_)));
     }
 
     #[test]
