@@ -8,7 +8,7 @@ use std::path::Path;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Rest};
-use minijinja::{Environment, ErrorKind, Value as Jinja};
+use minijinja::{Environment, ErrorKind, Value as Jinja, context};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -158,17 +158,17 @@ impl ChatTemplate {
                     "a message's role must be a word such as system, user, assistant or tool",
                 ));
             }
-            list.push(Jinja::from_iter([
-                ("role", Jinja::from(message.role.as_str())),
-                ("content", Jinja::from(transform(&message.content))),
-            ]));
+            list.push(context! {
+                role => message.role.as_str(),
+                content => transform(&message.content),
+            });
         }
-        let context = Jinja::from_iter([
-            ("messages", Jinja::from(list)),
-            ("add_generation_prompt", Jinja::from(true)),
-            ("bos_token", Jinja::from(self.bos.as_str())),
-            ("eos_token", Jinja::from(self.eos.as_str())),
-        ]);
+        let context = context! {
+            messages => list,
+            add_generation_prompt => true,
+            bos_token => self.bos.as_str(),
+            eos_token => self.eos.as_str(),
+        };
         let text = (self.environment.get_template("chat"))
             .and_then(|template| template.render(context))
             .map_err(|error| {
