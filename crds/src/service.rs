@@ -3,7 +3,10 @@
 //! The comments here become the schema's descriptions (`kubectl explain mqs.spec`). A field that could not act is refused by a rule,
 //! never ignored. What CEL cannot see (does the claim exist, does the data parse) becomes a condition.
 
-#![expect(unreachable_pub, reason = "KubeSchema repeats each struct inside a private scope")]
+#![expect(
+    unreachable_pub,
+    reason = "KubeSchema repeats each struct inside a private scope"
+)]
 
 use std::collections::BTreeMap;
 
@@ -43,7 +46,7 @@ use crate::status::MixQuantServiceStatus;
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
-    validation = Rule::new("self.calibration.dataset != self.verification.dataset").message("verification.dataset is the calibration data: verify on texts that calibration has not seen"),
+    validation = Rule::new("self.calibration.dataset.configMap.name != self.verification.dataset.configMap.name || self.calibration.dataset.configMap.key != self.verification.dataset.configMap.key").message("verification.dataset is the calibration data: verify on texts that calibration has not seen"),
     validation = Rule::new("self.calibration.sequenceLength <= self.engine.maxSequenceLength").message("calibration.sequenceLength is above engine.maxSequenceLength: lower it, the engine never sees such a text"),
     validation = Rule::new("self.verification.sequenceLength <= self.engine.maxSequenceLength").message("verification.sequenceLength is above engine.maxSequenceLength: lower it, the engine never sees such a text"),
     validation = Rule::new("!has(self.precision.prefill.minPromptTokens) || self.precision.prefill.minPromptTokens <= self.engine.maxSequenceLength").message("precision.prefill.minPromptTokens is above engine.maxSequenceLength: no prompt could ever use the quantised prefill"),
@@ -336,10 +339,10 @@ fn max_batch_size() -> i32 {
 )]
 pub struct Resources {
     /// What is set aside.
-    #[schemars(extend("maxProperties" = 8))]
+    #[schemars(extend("maxProperties" = 4))]
     pub requests: Option<BTreeMap<String, Quantity>>,
     /// What may be used at most.
-    #[schemars(extend("maxProperties" = 8))]
+    #[schemars(extend("maxProperties" = 4))]
     pub limits: Option<BTreeMap<String, Quantity>>,
 }
 
