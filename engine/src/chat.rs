@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Rest};
+use minijinja::value::Kwargs;
 use minijinja::{Environment, ErrorKind, Value as Jinja, context};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -273,8 +273,12 @@ fn unused_character(messages: &[ChatMessage]) -> Result<char> {
 }
 
 /// `json.dumps` as transformers' templates expect it: minijinja's own filter also escapes what HTML would mind.
-fn tojson(value: &Jinja, rest: Rest<Jinja>, keywords: Kwargs) -> Result<Jinja, minijinja::Error> {
-    let json = minijinja::filters::tojson(value, rest.first().cloned(), keywords)?;
+fn tojson(
+    value: &Jinja,
+    indent: Option<Jinja>,
+    keywords: Kwargs,
+) -> Result<Jinja, minijinja::Error> {
+    let json = minijinja::filters::tojson(value, indent, keywords)?;
     let json = json.to_string();
     let mut plain = String::with_capacity(json.len());
     let mut tail = json.as_str();

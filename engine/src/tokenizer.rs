@@ -213,7 +213,7 @@ impl Tokenizer {
 enum ByteStyle {
     /// GPT-2's alphabet: one character a byte.
     ByteLevel,
-    /// SentencePiece: U+2581 for a space, `<0xEF>` for a byte.
+    /// The `sentencepiece` library's: U+2581 for a space, `<0xEF>` for a byte.
     SentencePiece,
 }
 

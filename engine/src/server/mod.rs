@@ -1,0 +1,420 @@
+//! The HTTP side: requests to jobs, events to answers. It computes nothing and holds no model.
+//!
+//! [`start`] brings up the two ports and the worker; everything else here is what one request passes through.
+
+mod admin;
+mod error;
+mod fields;
+mod guard;
+mod http;
+mod logprobs;
+mod reply;
+mod request;
+mod start;
+mod text;
+
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::header::CONTENT_LENGTH;
+use axum::http::{HeaderMap, Request as HttpRequest};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use crate::health::Health;
+use crate::metrics::{Metrics, Outcome};
+use crate::tokenizer::{Special, Tokenizer};
+use crate::worker::{Event, Job};
+
+use error::ApiError;
+use fields::Fields;
+use logprobs::Logprobs;
+use reply::{Choice, Reply};
+use request::{Bounds, Prompt, Request};
+pub use start::{Options, Running, start};
+
+/// A request's body.
+const MAX_BODY_BYTES: usize = 4 << 20;
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Events of one streamed sequence that its client may be behind.
+const STREAM_BACKLOG: usize = 256;
+/// Logits that the likelihoods of one prompt may take.
+const MAX_PROMPT_LOGITS_BYTES: usize = 1 << 30;
+
+/// What every request needs.
+pub(crate) struct App {
+    model_name: String,
+    created: u64,
+    bounds: Bounds,
+    tokenizer: Arc<Tokenizer>,
+    metrics: Arc<Metrics>,
+    health: Arc<Health>,
+    jobs: Sender<Job>,
+    /// One permit for each sequence that runs or waits.
+    permits: Arc<Semaphore>,
+}
+
+fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/completions", post(completions))
+        .route("/v1/chat/completions", post(chat_completions))
+        .route("/v1/models", get(text::models))
+        .route("/tokenize", post(text::tokenize))
+        .route("/detokenize", post(text::detokenize))
+        .route("/health", get(text::health))
+        .fallback(async || ApiError::not_found("there is no such path"))
+        .method_not_allowed_fallback(async || ApiError::method())
+        .with_state(app)
+}
+
+async fn completions(State(app): State<Arc<App>>, request: HttpRequest<Body>) -> Response {
+    answer(app, request, false)
+        .await
+        .unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn chat_completions(State(app): State<Arc<App>>, request: HttpRequest<Body>) -> Response {
+    answer(app, request, true)
+        .await
+        .unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn answer(app: Arc<App>, http: HttpRequest<Body>, chat: bool) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    // Dropped with the request when the client goes away.
+    let outcome = OutcomeGuard::new(app.metrics.clone());
+    let reply = prepare(app, http, chat, arrived, outcome.clone())
+        .await
+        .inspect_err(|error| {
+            let fault = error.status.is_server_error()
+                && error.status != axum::http::StatusCode::SERVICE_UNAVAILABLE;
+            outcome.set(if fault {
+                Outcome::error
+            } else {
+                Outcome::rejected
+            });
+        })?;
+    match reply {
+        (reply, Some(options)) => reply.stream(options).await,
+        (reply, None) => reply.whole().await,
+    }
+}
+
+/// Reads, checks and submits a request.
+async fn prepare(
+    app: Arc<App>,
+    http: HttpRequest<Body>,
+    chat: bool,
+    arrived: Instant,
+    outcome: OutcomeGuard,
+) -> Result<(Reply, Option<request::StreamOptions>), ApiError> {
+    let mut fields = Fields::parse(&read_body(http).await?)?;
+    app.check_model(&mut fields)?;
+    let mut request = if chat {
+        Request::chat(fields, app.bounds)?
+    } else {
+        Request::completion(fields, app.bounds)?
+    };
+    let prompts = app
+        .clone()
+        .encode(std::mem::take(&mut request.prompts))
+        .await?;
+    let lengths = app.check_lengths(&prompts, &request, chat)?;
+    let permits = app
+        .permits
+        .clone()
+        .try_acquire_many_owned(u32::try_from(prompts.len() * request.n).unwrap_or(u32::MAX));
+    let Ok(mut permits) = permits else {
+        return Err(ApiError::unavailable("the queue is full: try again"));
+    };
+    let capacity: usize = match request.stream {
+        Some(_) => prompts.len() * request.n * STREAM_BACKLOG,
+        // Every event of an answer that is read at the end has room, so that it never counts as read too slowly.
+        None => lengths.iter().map(|length| length + 2).sum::<usize>() * request.n,
+    };
+    let (sender, events) = mpsc::channel(capacity);
+    let mut choices = Vec::with_capacity(prompts.len() * request.n);
+    for ((ids, echo), max_new_tokens) in prompts.iter().zip(lengths) {
+        for _ in 0..request.n {
+            let index = choices.len();
+            let permit = permits
+                .split(1)
+                .ok_or_else(|| ApiError::internal("a sequence has no place in the queue"))?;
+            choices.push(choice(&request, chat, ids, echo));
+            let job = job(
+                &request,
+                index,
+                ids,
+                max_new_tokens,
+                (arrived, sender.clone(), permit),
+            );
+            app.jobs
+                .send(job)
+                .map_err(|_| ApiError::unavailable("the worker ended: the process will restart"))?;
+        }
+    }
+    let prefix = if chat { "chatcmpl" } else { "cmpl" };
+    let reply = Reply {
+        chat,
+        id: format!("{prefix}-{:032x}", rand::random::<u128>()),
+        created: unix_seconds(),
+        choices,
+        events,
+        prompt_tokens: prompts.iter().map(|(ids, _)| ids.len()).sum(),
+        completion_tokens: 0,
+        outcome,
+        app,
+    };
+    Ok((reply, request.stream))
+}
+
+type Sending = (
+    Instant,
+    mpsc::Sender<(usize, Event)>,
+    tokio::sync::OwnedSemaphorePermit,
+);
+
+fn job(
+    request: &Request,
+    index: usize,
+    ids: &Arc<[u32]>,
+    max_new_tokens: usize,
+    sending: Sending,
+) -> Job {
+    let (arrived, events, permit) = sending;
+    let mut sampling = request.sampling;
+    sampling.seed = if request.seeded {
+        sampling.seed.wrapping_add(index as u64)
+    } else {
+        rand::random()
+    };
+    Job {
+        index,
+        prompt: ids.to_vec(),
+        max_new_tokens,
+        min_new_tokens: request.min_new_tokens.min(max_new_tokens),
+        ignore_eos: request.ignore_eos,
+        sampling,
+        stops: request.stops.clone(),
+        logprobs: request.logprobs,
+        prompt_logprobs: request.echo && request.logprobs.is_some(),
+        arrived,
+        events,
+        permit,
+    }
+}
+
+fn choice(request: &Request, chat: bool, ids: &Arc<[u32]>, echo: &str) -> Choice {
+    let logprobs = match request.logprobs {
+        None => Logprobs::Unwanted,
+        Some(_) if chat => Logprobs::Objects(Vec::new()),
+        Some(_) => Logprobs::Lists(Box::default()),
+    };
+    let text = if request.echo {
+        echo.to_owned()
+    } else {
+        String::new()
+    };
+    Choice {
+        prompt: ids.clone(),
+        text,
+        logprobs,
+        finish: None,
+        introduced: false,
+    }
+}
+
+impl App {
+    /// The request's `model`, when it has one, must be the one that is served.
+    fn check_model(&self, fields: &mut Fields) -> Result<(), ApiError> {
+        match fields.string("model")? {
+            Some(name) if name != self.model_name => {
+                let (name, served): (String, &str) =
+                    (name.chars().take(100).collect(), &self.model_name);
+                let mut error = ApiError::not_found(format!(
+                    "the model `{name}` is not served here: use `{served}`"
+                ));
+                error.param = Some("model".to_owned());
+                Err(error)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Each prompt's ids and its text for an echo.
+    async fn encode(
+        self: Arc<Self>,
+        prompts: Vec<Prompt>,
+    ) -> Result<Vec<(Arc<[u32]>, String)>, ApiError> {
+        // Tokenising a long text takes milliseconds: it must not hold up the other connections.
+        let encoded = tokio::task::spawn_blocking(move || {
+            prompts
+                .into_iter()
+                .map(|prompt| self.encode_one(prompt))
+                .collect()
+        });
+        encoded
+            .await
+            .map_err(|_| ApiError::internal("the tokenizer failed on this prompt"))?
+    }
+
+    fn encode_one(&self, prompt: Prompt) -> Result<(Arc<[u32]>, String), ApiError> {
+        let (ids, text) = match prompt {
+            Prompt::Text(text) => {
+                self.check_text("prompt", text.len())?;
+                (self.tokenizer.encode(&text, Special::Add)?, text)
+            }
+            Prompt::Chat(messages) => {
+                self.check_text(
+                    "messages",
+                    messages.iter().map(|message| message.content.len()).sum(),
+                )?;
+                (self.tokenizer.encode_chat(&messages)?, String::new())
+            }
+            Prompt::Ids(ids) => {
+                let hidden = usize::from(ids.first().copied() == self.tokenizer.bos());
+                let text = self.tokenizer.decode_all(&ids[hidden..]);
+                (ids, text)
+            }
+        };
+        Ok((ids.into(), text))
+    }
+
+    /// Refuses a text that cannot fit whatever its tokens are, before the tokenizer works on it.
+    fn check_text(&self, name: &str, bytes: usize) -> Result<(), ApiError> {
+        let most = self
+            .bounds
+            .max_sequence_length
+            .saturating_mul(self.tokenizer.longest_token_bytes());
+        if bytes <= most {
+            return Ok(());
+        }
+        let context = self.bounds.max_sequence_length;
+        Err(ApiError::field(
+            name,
+            format!("`{name}` has {bytes} bytes: the context holds {context} tokens"),
+        ))
+    }
+
+    /// The most tokens to generate for each prompt.
+    fn check_lengths(
+        &self,
+        prompts: &[(Arc<[u32]>, String)],
+        request: &Request,
+        chat: bool,
+    ) -> Result<Vec<usize>, ApiError> {
+        let context = self.bounds.max_sequence_length;
+        let name = if chat { "messages" } else { "prompt" };
+        let length = |(ids, _): &(Arc<[u32]>, String)| {
+            let prompt = ids.len();
+            if prompt == 0 {
+                return Err(ApiError::field(name, format!("`{name}` has no token")));
+            }
+            let logits = prompt.saturating_mul(self.bounds.vocab_size * size_of::<f32>());
+            if request.echo && request.logprobs.is_some() && logits > MAX_PROMPT_LOGITS_BYTES {
+                return Err(ApiError::field(
+                    "logprobs",
+                    format!(
+                        "`logprobs` of a prompt of {prompt} tokens need too much memory: send a shorter prompt"
+                    ),
+                ));
+            }
+            let room = context.saturating_sub(prompt);
+            let wanted = request
+                .max_new_tokens
+                .unwrap_or(if chat { room.max(1) } else { 16 });
+            match (wanted <= room, request.max_new_tokens) {
+                (true, _) => Ok(wanted),
+                (false, None) if !chat && room > 0 => Ok(room),
+                (false, Some(_)) if room > 0 => Err(ApiError::field(
+                    "max_tokens",
+                    format!(
+                        "`max_tokens` is {wanted} and the prompt has {prompt} tokens: together more than the context of {context}"
+                    ),
+                )),
+                (false, _) => Err(ApiError::field(
+                    name,
+                    format!(
+                        "`{name}` has {prompt} tokens: the context of {context} leaves no room for an answer"
+                    ),
+                )),
+            }
+        };
+        prompts.iter().map(length).collect()
+    }
+}
+
+/// A body of bounded size in bounded time.
+async fn read_body(request: HttpRequest<Body>) -> Result<Bytes, ApiError> {
+    if declared_length(request.headers()).is_some_and(|length| length > MAX_BODY_BYTES) {
+        return Err(ApiError::too_large(MAX_BODY_BYTES));
+    }
+    let body = Limited::new(request.into_body(), MAX_BODY_BYTES).collect();
+    match timeout(BODY_TIMEOUT, body).await {
+        Err(_) => Err(ApiError::timeout()),
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            Err(ApiError::too_large(MAX_BODY_BYTES))
+        }
+        Ok(Err(_)) => Err(ApiError::request(
+            "the body ended early or was not well formed",
+        )),
+    }
+}
+
+fn declared_length(headers: &HeaderMap) -> Option<usize> {
+    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+/// Counts one request once: as cancelled unless something else is set before the last clone goes.
+#[derive(Debug, Clone)]
+pub(crate) struct OutcomeGuard(Arc<Counted>);
+
+#[derive(Debug)]
+struct Counted {
+    metrics: Arc<Metrics>,
+    outcome: Mutex<Outcome>,
+}
+
+impl OutcomeGuard {
+    fn new(metrics: Arc<Metrics>) -> Self {
+        Self(Arc::new(Counted {
+            metrics,
+            outcome: Mutex::new(Outcome::cancelled),
+        }))
+    }
+
+    fn set(&self, outcome: Outcome) {
+        *self
+            .0
+            .outcome
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = outcome;
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.metrics.request(
+            *self
+                .outcome
+                .get_mut()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+    }
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs()
+}
