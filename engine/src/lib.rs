@@ -1,7 +1,7 @@
 //! The MixQuant engine: serves a language model with quantised prefill, precise decode and a mixed-precision KV cache.
 //!
 //! One worker thread owns model, cache and scheduler; the HTTP side only sends it commands. Kernels stand behind
-//! `kernels::Backend`, and `naive` is the oracle for every other implementation.
+//! [`kernels::Backend`], and `naive` is the oracle for every other implementation.
 
 pub mod artifact;
 pub mod calibrate;
@@ -13,6 +13,7 @@ pub mod error;
 pub mod health;
 pub mod inspect;
 pub mod job;
+pub mod kernels;
 pub mod kv;
 pub mod metrics;
 pub mod model;

@@ -15,6 +15,8 @@ const MAX_FILE_BYTES: u64 = 4 << 20;
 /// Bounds that no model of this family comes near; they keep products of two sizes far from overflow.
 const MAX_LAYERS: usize = 1_024;
 const MAX_SIZE: usize = 1 << 24;
+/// Inputs of a linear: INT32 sums of INT8 products hold up to here.
+const MAX_WIDTH: usize = 1 << 16;
 
 /// A checked configuration: every size is above 0 and they fit one another.
 #[derive(Debug, Clone, PartialEq)]
@@ -165,9 +167,9 @@ impl Config {
             "num_attention_heads",
             raw.num_attention_heads,
             None,
-            MAX_SIZE,
+            MAX_WIDTH,
         )?;
-        let hidden_size = size("hidden_size", raw.hidden_size, None, MAX_SIZE)?;
+        let hidden_size = size("hidden_size", raw.hidden_size, None, MAX_WIDTH)?;
         if raw.head_dim.is_none() && !hidden_size.is_multiple_of(num_attention_heads) {
             return Err(bad(&format!(
                 "hidden_size {hidden_size} is not a multiple of num_attention_heads {num_attention_heads} and head_dim is not given: one of them is wrong"
@@ -180,14 +182,14 @@ impl Config {
         let config = Self {
             architecture,
             hidden_size,
-            intermediate_size: size("intermediate_size", raw.intermediate_size, None, MAX_SIZE)?,
+            intermediate_size: size("intermediate_size", raw.intermediate_size, None, MAX_WIDTH)?,
             num_hidden_layers: size("num_hidden_layers", raw.num_hidden_layers, None, MAX_LAYERS)?,
             num_attention_heads,
             num_key_value_heads: size(
                 "num_key_value_heads",
                 raw.num_key_value_heads,
                 Some(num_attention_heads),
-                MAX_SIZE,
+                MAX_WIDTH,
             )?,
             head_dim: size(
                 "head_dim",
@@ -241,10 +243,10 @@ impl Config {
         }
         if heads
             .checked_mul(self.head_dim)
-            .is_none_or(|width| width > MAX_SIZE)
+            .is_none_or(|width| width > MAX_WIDTH)
         {
             return Err(bad(&format!(
-                "num_attention_heads {heads} times head_dim {} is above {MAX_SIZE}: no such model is supported",
+                "num_attention_heads {heads} times head_dim {} is above {MAX_WIDTH}: no such model is supported",
                 self.head_dim
             )));
         }

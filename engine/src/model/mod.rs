@@ -2,13 +2,31 @@
 //!
 //! Called by the worker, by calibration and by verification. It never samples, never tokenises and never decides what to run.
 
+mod attention;
+mod checkpoint;
 pub mod config;
+mod digest;
+mod forward;
+mod linear;
+mod mmap;
+mod rope;
+mod tensor;
+mod weights;
+mod workspace;
 
 use std::path::Path;
+use std::sync::Arc;
 
-use mixquant_crds::{DecodeScheme, Digest, PrecisionPlan};
+use mixquant_crds::{DecodeScheme, Digest, KvCacheMode, PrecisionPlan, PrefillScheme};
 
+use self::checkpoint::Checkpoint;
 pub use self::config::Config;
+use self::forward::Arithmetic;
+use self::rope::Rope;
+use self::weights::Weights;
+pub use self::workspace::Workspace;
+use crate::kernels::{self, Backend};
+use crate::kv::Layout;
 pub use crate::kv::{Importance, KvCache};
 pub use crate::quant::{QuantisedLinear, QuantisedLinears};
 use crate::{Error, Result};
@@ -50,18 +68,16 @@ pub trait Tap: Send {
     fn attention(&mut self, layer: usize, kv_head: usize, received: &[f32], seen_by: &[f32]);
 }
 
-/// Buffers of a forward; they grow to the largest chunk and are then reused.
-#[derive(Debug, Default)]
-pub struct Workspace {
-    logits: Vec<f32>,
-}
-
 /// A model that answers.
 #[derive(Debug)]
 pub struct Model {
     config: Config,
     digest: Digest,
     plan: PrecisionPlan,
+    weights: Weights,
+    rope: Rope,
+    importance: Option<Arc<Importance>>,
+    backend: &'static dyn Backend,
 }
 
 impl Model {
@@ -71,11 +87,24 @@ impl Model {
     /// The file or tensor that cannot be used, and what to do about it.
     pub fn open(directory: &Path) -> Result<Self> {
         let config = Config::read(directory)?;
+        let checkpoint = Checkpoint::open(directory)?;
+        let mut weights = Weights::open(&checkpoint, &config)?;
+        let digest = digest::of_model(directory, &checkpoint)?;
+        weights.round(true);
         Ok(Self {
+            rope: Rope::new(&config),
             config,
-            digest: Digest::of_bytes(b""),
+            digest,
             plan: PrecisionPlan::precise(DecodeScheme::BF16),
+            weights,
+            importance: None,
+            backend: kernels::detect(),
         })
+    }
+
+    /// Computes with another implementation of the kernels (tests compare them).
+    pub fn set_backend(&mut self, backend: &'static dyn Backend) {
+        self.backend = backend;
     }
 
     /// The checkpoint's configuration.
@@ -98,58 +127,103 @@ impl Model {
     /// # Errors
     /// A plan that cannot work with what is attached.
     pub fn set_plan(&mut self, plan: PrecisionPlan) -> Result<()> {
-        plan.check().map_err(Error::plan)?;
+        self.check_plan(
+            &plan,
+            self.weights.is_quantised(),
+            self.importance.is_some(),
+        )?;
+        self.weights.round(plan.decode.scheme == DecodeScheme::BF16);
         self.plan = plan;
         Ok(())
     }
 
-    /// Takes what an artifact holds: the W8A8 copy of the block linears, the importance thresholds and the plan.
+    fn check_plan(&self, plan: &PrecisionPlan, quantised: bool, importance: bool) -> Result<()> {
+        plan.check().map_err(Error::plan)?;
+        if plan.prefill.scheme == PrefillScheme::W8A8 && !quantised {
+            return Err(Error::plan(
+                "prefill.scheme W8A8 needs quantised weights: calibrate and give the artifact",
+            ));
+        }
+        if plan.kv_cache.mode == KvCacheMode::AttentionMixedPrecision && !importance {
+            return Err(Error::plan(
+                "kvCache.mode AttentionMixedPrecision needs attention thresholds: calibrate and give the artifact",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Takes what an artifact holds: the W8A8 copy of the block linears (or none), the importance thresholds and the plan.
     ///
     /// # Errors
-    /// Tensors or thresholds that do not fit this model.
+    /// Tensors or thresholds that do not fit this model. Nothing is changed then.
     pub fn attach(
         &mut self,
-        _quantised: QuantisedLinears,
-        _thresholds: Option<Importance>,
+        quantised: QuantisedLinears,
+        thresholds: Option<Importance>,
         plan: PrecisionPlan,
     ) -> Result<()> {
+        self.check_plan(
+            &plan,
+            quantised.iter().next().is_some(),
+            thresholds.is_some(),
+        )?;
+        if let Some(thresholds) = &thresholds {
+            thresholds.check(
+                self.config.num_hidden_layers,
+                self.config.num_key_value_heads,
+            )?;
+        }
+        self.weights.attach(quantised)?;
+        self.importance = thresholds.map(Arc::new);
         self.set_plan(plan)
     }
 
     /// Rounds all block linears to symmetric INT8, one scale an output channel.
     pub fn quantise_linears(&self) -> QuantisedLinears {
-        QuantisedLinears::from_tensors(Vec::new()).expect("no tensor, no fault")
+        self.weights.quantise()
     }
 
     /// An empty cache that stores as the plan says.
-    pub fn new_cache(&self, _capacity_tokens: usize) -> KvCache {
-        unimplemented!("arrives with the forward")
+    pub fn new_cache(&self, capacity_tokens: usize) -> KvCache {
+        let layout = Layout {
+            layers: self.config.num_hidden_layers,
+            kv_heads: self.config.num_key_value_heads,
+            head_dim: self.config.head_dim,
+            full_precision: self.plan.decode.scheme == DecodeScheme::FP32,
+            plan: self.plan.kv_cache.clone(),
+            importance: self.importance.clone(),
+        };
+        KvCache::new(layout, capacity_tokens)
     }
 
     /// Computes the chunks and appends them to their caches. Returns the wanted logits rows of all chunks one after another, each
-    /// `vocab_size` long. The answer for a sequence does not depend on the other chunks, on how its tokens are cut into chunks, or on threads.
+    /// `vocab_size` long. The answer for a sequence does not depend on the other chunks or on the number of threads, nor, as long as nothing
+    /// is quantised, on how its tokens are cut into chunks.
     ///
     /// # Errors
-    /// A chunk without tokens, a full cache, a token outside the vocabulary, a position outside the context.
+    /// A chunk without tokens, a full cache, a token outside the vocabulary, a position outside the context. Nothing is changed then.
     pub fn forward<'w>(
         &self,
-        _pass: Pass,
-        _chunks: &mut [Chunk<'_>],
+        pass: Pass,
+        chunks: &mut [Chunk<'_>],
         workspace: &'w mut Workspace,
-        _tap: Option<&mut dyn Tap>,
+        tap: Option<&mut dyn Tap>,
     ) -> Result<&'w [f32]> {
-        if workspace.logits.is_empty() {
-            return Err(Error::internal("forward is not built yet"));
-        }
+        self.check_chunks(chunks)?;
+        let blocks = match pass {
+            Pass::Prefill if self.weights.is_quantised() => Arithmetic::Int8,
+            Pass::Prefill | Pass::Precise => Arithmetic::precise(self.plan.decode.scheme),
+        };
+        // Inside the pool from the start: each product then only splits, instead of waking the pool up.
+        rayon::scope(|_| self.run(blocks, chunks, workspace, tap));
         Ok(&workspace.logits)
     }
 
     /// Which pass reads a prompt with this many tokens that no cache served.
     pub fn prefill_pass(&self, prompt_tokens: usize) -> Pass {
-        use mixquant_crds::PrefillScheme::W8A8;
         let long = prompt_tokens
             >= usize::try_from(self.plan.prefill.min_prompt_tokens).unwrap_or(usize::MAX);
-        if self.plan.prefill.scheme == W8A8 && long {
+        if self.plan.prefill.scheme == PrefillScheme::W8A8 && long {
             Pass::Prefill
         } else {
             Pass::Precise

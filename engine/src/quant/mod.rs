@@ -2,6 +2,8 @@
 //!
 //! Nothing here is fast: the kernels read the same layouts and are tested against this code.
 
+pub mod int8;
 pub mod linears;
 
+pub use int8::{Int8Rows, PackedInt8};
 pub use linears::{QuantisedLinear, QuantisedLinears};

@@ -1,0 +1,377 @@
+//! AVX-512 kernels (F, BW, DQ, VL, and VNNI for INT8): 16 lanes a register, masks for tails.
+//!
+//! A dot product runs over one register of 16 running sums, whatever the tile around it, and is folded in one fixed order: so an output has
+//! the same bits in a batch of any size.
+#![expect(
+    unsafe_code,
+    reason = "instruction sets are chosen at run time and tiles are read through pointers"
+)]
+
+use super::Backend;
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn detect() -> Option<&'static dyn Backend> {
+    None
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) fn detect() -> Option<&'static dyn Backend> {
+    x86::Avx512::detect().map(|backend| backend as &'static dyn Backend)
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+    use std::ops::Range;
+
+    use half::bf16;
+
+    use super::super::{Backend, Matrix, Rotation, Values, check_int8, check_weighted, lanes};
+    use crate::quant::{Int8Rows, PackedInt8};
+
+    /// Exists only when the features were seen: the safety of every call below rests on that.
+    #[derive(Debug)]
+    pub(super) struct Avx512(());
+
+    impl Avx512 {
+        pub(super) fn detect() -> Option<&'static Self> {
+            static BACKEND: Avx512 = Avx512(());
+            let all = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512vnni");
+            all.then_some(&BACKEND)
+        }
+    }
+
+    /// Sums the 16 lanes of four registers, in one fixed order, into the four lanes of the result.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn fold4(a: __m512, b: __m512, c: __m512, d: __m512) -> __m128 {
+        let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+        let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+        let low = _mm512_shuffle_ps::<0b01_00_01_00>(ab, cd);
+        let high = _mm512_shuffle_ps::<0b11_10_11_10>(ab, cd);
+        let sums = _mm512_add_ps(low, high);
+        let half = _mm256_add_ps(
+            _mm512_castps512_ps256(sums),
+            _mm512_extractf32x8_ps::<1>(sums),
+        );
+        _mm_add_ps(
+            _mm256_castps256_ps128(half),
+            _mm256_extractf128_ps::<1>(half),
+        )
+    }
+
+    /// The first `count` (below 16) lanes.
+    const fn mask(count: usize) -> u16 {
+        (1 << count) - 1
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn load_f32(values: *const f32) -> __m512 {
+        // SAFETY: the caller has checked that 16 values can be read.
+        unsafe { _mm512_loadu_ps(values) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn load_tail_f32(values: *const f32, count: usize) -> __m512 {
+        // SAFETY: masked lanes are not read; the caller has checked `count` values.
+        unsafe { _mm512_maskz_loadu_ps(mask(count), values) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn widen16(half: __m256i) -> __m512 {
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn load_bf16(values: *const bf16) -> __m512 {
+        // SAFETY: the caller has checked that 16 values can be read.
+        widen16(unsafe { _mm256_loadu_si256(values.cast()) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn load_tail_bf16(values: *const bf16, count: usize) -> __m512 {
+        // SAFETY: masked lanes are not read; the caller has checked `count` values.
+        widen16(unsafe { _mm256_maskz_loadu_epi16(mask(count), values.cast()) })
+    }
+
+    macro_rules! matmul {
+        ($matmul:ident, $tile:ident, $element:ty, $load:ident, $load_tail:ident) => {
+            /// `M` rows of `x` times `N` (at most 4) rows of `w`: element `[m]` holds the sums of row `m` in its first `N` lanes.
+            #[inline]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+            unsafe fn $tile<const M: usize, const N: usize>(
+                x: *const f32,
+                w: *const $element,
+                columns: usize,
+            ) -> [__m128; M] {
+                let mut sums = [[_mm512_setzero_ps(); 4]; M];
+                let whole = columns / 16 * 16;
+                let mut i = 0;
+                // SAFETY: the caller has checked that `M` rows of `x` and `N` rows of `w` have `columns` values.
+                unsafe {
+                    while i < whole {
+                        let mut ws = [_mm512_setzero_ps(); N];
+                        for n in 0..N {
+                            ws[n] = $load(w.add(n * columns + i));
+                        }
+                        for m in 0..M {
+                            let xs = load_f32(x.add(m * columns + i));
+                            for n in 0..N {
+                                sums[m][n] = _mm512_fmadd_ps(xs, ws[n], sums[m][n]);
+                            }
+                        }
+                        i += 16;
+                    }
+                    if i < columns {
+                        for m in 0..M {
+                            let xs = load_tail_f32(x.add(m * columns + i), columns - i);
+                            for n in 0..N {
+                                let ws = $load_tail(w.add(n * columns + i), columns - i);
+                                sums[m][n] = _mm512_fmadd_ps(xs, ws, sums[m][n]);
+                            }
+                        }
+                    }
+                }
+                let mut folded = [_mm_setzero_ps(); M];
+                for m in 0..M {
+                    folded[m] = fold4(sums[m][0], sums[m][1], sums[m][2], sums[m][3]);
+                }
+                folded
+            }
+
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+            fn $matmul(x: &[f32], w: &[$element], columns: usize, stride: usize, dst: &mut [f32]) {
+                let (m_end, n_end) = (x.len() / columns, w.len() / columns);
+                let mut n = 0;
+                while n < n_end {
+                    let w = w[n * columns..].as_ptr();
+                    let wide = n + 4 <= n_end;
+                    let mut m = 0;
+                    while m < m_end {
+                        let x = x[m * columns..].as_ptr();
+                        // SAFETY: `Matrix::check` saw whole rows; `m + M <= m_end` and `n + N <= n_end` in each arm.
+                        let (rows, tile) = unsafe {
+                            match (m + 4 <= m_end, wide) {
+                                (true, true) => (4, $tile::<4, 4>(x, w, columns)),
+                                (true, false) => (4, $tile::<4, 1>(x, w, columns)),
+                                (false, true) => (1, [$tile::<1, 4>(x, w, columns)[0]; 4]),
+                                (false, false) => (1, [$tile::<1, 1>(x, w, columns)[0]; 4]),
+                            }
+                        };
+                        for (row, sums) in tile.iter().enumerate().take(rows) {
+                            let dst = &mut dst[(m + row) * stride + n..];
+                            if wide {
+                                // SAFETY: `check_dst` saw that row `m` has all `n_end` columns.
+                                unsafe { _mm_storeu_ps(dst.as_mut_ptr(), *sums) };
+                            } else {
+                                dst[0] = _mm_cvtss_f32(*sums);
+                            }
+                        }
+                        m += rows;
+                    }
+                    n += if wide { 4 } else { 1 };
+                }
+            }
+        };
+    }
+
+    matmul!(matmul_f32, tile_f32, f32, load_f32, load_tail_f32);
+    matmul!(matmul_bf16, tile_bf16, bf16, load_bf16, load_tail_bf16);
+
+    /// `M` rows of weights times `C` registers of channels from `column` on; the last register holds `tail` channels.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn weighted_tile<const M: usize, const C: usize>(
+        (weights, terms): (*const f32, usize),
+        values: *const f32,
+        columns: usize,
+        tail: u16,
+        dst: *mut f32,
+    ) {
+        let mut sums = [[_mm512_setzero_ps(); C]; M];
+        // SAFETY: the caller has checked `M` rows of `terms` weights, `terms` rows of `columns` values with `C` registers of channels (the
+        // last one masked), and the same channels of `M` rows of `dst`.
+        unsafe {
+            for n in 0..terms {
+                let mut row = [_mm512_setzero_ps(); C];
+                for c in 0..C {
+                    let keep = if c + 1 == C { tail } else { u16::MAX };
+                    row[c] = _mm512_maskz_loadu_ps(keep, values.add(n * columns + c * 16));
+                }
+                for m in 0..M {
+                    let weight = _mm512_set1_ps(*weights.add(m * terms + n));
+                    for c in 0..C {
+                        sums[m][c] = _mm512_fmadd_ps(weight, row[c], sums[m][c]);
+                    }
+                }
+            }
+            for m in 0..M {
+                for c in 0..C {
+                    let keep = if c + 1 == C { tail } else { u16::MAX };
+                    _mm512_mask_storeu_ps(dst.add(m * columns + c * 16), keep, sums[m][c]);
+                }
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn weighted_sum(weights: &[f32], values: &[f32], columns: usize, dst: &mut [f32]) {
+        let (rows, terms) = check_weighted(weights, values, columns, dst);
+        let mut column = 0;
+        while column < columns {
+            let left = columns - column;
+            let width = if left >= 64 { 64 } else { left.min(16) };
+            let tail = if width < 16 { mask(width) } else { u16::MAX };
+            let mut m = 0;
+            while m < rows {
+                let many = m + 4 <= rows;
+                // SAFETY: `check_weighted` saw whole rows; `m + M <= rows` in each arm and `column + width <= columns`.
+                unsafe {
+                    let weights = (weights.as_ptr().add(m * terms), terms);
+                    let (values, dst) = (
+                        values.as_ptr().add(column),
+                        dst.as_mut_ptr().add(m * columns + column),
+                    );
+                    match (many, width == 64) {
+                        (true, true) => weighted_tile::<4, 4>(weights, values, columns, tail, dst),
+                        (true, false) => weighted_tile::<4, 1>(weights, values, columns, tail, dst),
+                        (false, true) => weighted_tile::<1, 4>(weights, values, columns, tail, dst),
+                        (false, false) => {
+                            weighted_tile::<1, 1>(weights, values, columns, tail, dst)
+                        }
+                    }
+                }
+                m += if many { 4 } else { 1 };
+            }
+            column += width;
+        }
+    }
+
+    /// `M` rows of activations times one block of 16 channels: INT32 sums of `(w + 128) * x`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn int8_tile<const M: usize>(
+        x: *const i8,
+        row_len: usize,
+        block: *const u8,
+    ) -> [__m512i; M] {
+        let mut sums = [_mm512_setzero_si512(); M];
+        for group in 0..row_len / PackedInt8::GROUP {
+            // SAFETY: the caller has checked `M` rows of `row_len` activations and a block of `16 * row_len` weights.
+            unsafe {
+                let weights = _mm512_loadu_si512(block.add(group * 64).cast());
+                for (m, sum) in sums.iter_mut().enumerate() {
+                    let inputs = x
+                        .add(m * row_len + group * PackedInt8::GROUP)
+                        .cast::<i32>()
+                        .read_unaligned();
+                    *sum = _mm512_dpbusd_epi32(*sum, weights, _mm512_set1_epi32(inputs));
+                }
+            }
+        }
+        sums
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    fn matmul_int8(
+        x: Int8Rows<'_>,
+        w: &PackedInt8,
+        channels: Range<usize>,
+        stride: usize,
+        dst: &mut [f32],
+    ) {
+        const ROWS: usize = 8;
+        check_int8(&x, w, &channels, stride, dst);
+        for first in channels.clone().step_by(PackedInt8::BLOCK) {
+            let block =
+                w.data()[first / PackedInt8::BLOCK * w.block_len()..][..w.block_len()].as_ptr();
+            let last = channels.end.min(first + PackedInt8::BLOCK);
+            let mut w_scale = [0.0; PackedInt8::BLOCK];
+            w_scale[..last - first].copy_from_slice(&w.scale()[first..last]);
+            let keep = if last - first < PackedInt8::BLOCK {
+                mask(last - first)
+            } else {
+                u16::MAX
+            };
+            let mut m = 0;
+            while m < x.rows() {
+                let many = m + ROWS <= x.rows();
+                // SAFETY: `check_int8` saw whole rows and blocks; `m + M <= x.rows()` in each arm.
+                let sums = unsafe {
+                    let inputs = x.values.as_ptr().add(m * x.row_len);
+                    if many {
+                        int8_tile::<ROWS>(inputs, x.row_len, block)
+                    } else {
+                        [int8_tile::<1>(inputs, x.row_len, block)[0]; ROWS]
+                    }
+                };
+                let rows = if many { ROWS } else { 1 };
+                for (row, sums) in (m..m + rows).zip(sums) {
+                    let offset = _mm512_set1_epi32(128 * x.sum[row]);
+                    let sums = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, offset));
+                    // SAFETY: `w_scale` has 16 values; `check_dst` saw the row's channels up to `last`, the others are masked.
+                    unsafe {
+                        let scales = _mm512_loadu_ps(w_scale.as_ptr());
+                        let result = _mm512_mul_ps(
+                            _mm512_mul_ps(sums, _mm512_set1_ps(x.scale[row])),
+                            scales,
+                        );
+                        _mm512_mask_storeu_ps(
+                            dst.as_mut_ptr().add(row * stride + first - channels.start),
+                            keep,
+                            result,
+                        );
+                    }
+                }
+                m += rows;
+            }
+        }
+    }
+
+    lanes_for!("avx512f,avx512bw,avx512dq,avx512vl");
+
+    impl Backend for Avx512 {
+        fn name(&self) -> &'static str {
+            "avx512"
+        }
+
+        fn matmul(&self, x: &[f32], w: Matrix<'_>, stride: usize, dst: &mut [f32]) {
+            w.check(x, stride, dst);
+            // SAFETY: an `Avx512` exists, so its features were detected.
+            unsafe {
+                match w.values {
+                    Values::F32(values) => matmul_f32(x, values, w.columns, stride, dst),
+                    Values::Bf16(values) => matmul_bf16(x, values, w.columns, stride, dst),
+                }
+            }
+        }
+
+        fn matmul_int8(
+            &self,
+            x: Int8Rows<'_>,
+            w: &PackedInt8,
+            channels: Range<usize>,
+            stride: usize,
+            dst: &mut [f32],
+        ) {
+            // SAFETY: an `Avx512` exists, so its features were detected.
+            unsafe { matmul_int8(x, w, channels, stride, dst) }
+        }
+
+        fn weighted_sum(&self, weights: &[f32], values: &[f32], columns: usize, dst: &mut [f32]) {
+            // SAFETY: an `Avx512` exists, so its features were detected.
+            unsafe { weighted_sum(weights, values, columns, dst) }
+        }
+
+        lanes_methods!();
+    }
+}

@@ -1,0 +1,176 @@
+//! The operations that a forward is made of, behind one trait, with one implementation an instruction set.
+//!
+//! Every operation runs on the calling thread and writes to an argument; splitting work over threads is the caller's business. A result never
+//! depends on how many rows or columns are asked for at once, so batches, chunks and threads cannot change an answer.
+//! [`Naive`] is the oracle: the obvious loops that every other implementation is tested against.
+
+mod lanes;
+#[macro_use]
+mod multiversion;
+mod avx2;
+mod avx512;
+mod naive;
+mod scalar;
+pub mod threads;
+
+use std::fmt::Debug;
+
+use half::bf16;
+
+pub use self::naive::Naive;
+pub use self::scalar::Scalar;
+use crate::quant::{Int8Rows, PackedInt8};
+
+/// Row-major weights as they are stored.
+#[derive(Debug, Clone, Copy)]
+pub enum Values<'a> {
+    /// 32-bit floats.
+    F32(&'a [f32]),
+    /// The upper half of 32-bit floats: reading one as FP32 is exact.
+    Bf16(&'a [bf16]),
+}
+
+/// A row-major matrix `[rows, columns]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Matrix<'a> {
+    /// `rows * columns` values.
+    pub values: Values<'a>,
+    /// Outputs of the linear.
+    pub rows: usize,
+    /// Inputs of the linear; above 0.
+    pub columns: usize,
+}
+
+/// The rotary pairs of one position: `cos` and `sin` of each pair's angle, half a head long.
+#[derive(Debug, Clone, Copy)]
+pub struct Rotation<'a> {
+    /// Cosines.
+    pub cos: &'a [f32],
+    /// Sines.
+    pub sin: &'a [f32],
+}
+
+/// One instruction set's operations.
+pub trait Backend: Debug + Send + Sync {
+    /// The instruction set, for people.
+    fn name(&self) -> &'static str;
+
+    /// `dst[m * stride + n] = Σ x[m, i] * w[n, i]` in FP32, for `m` rows of `x` (`[m, w.columns]`) and all rows `n` of `w`.
+    fn matmul(&self, x: &[f32], w: Matrix<'_>, stride: usize, dst: &mut [f32]);
+
+    /// The same with INT8 operands, INT32 sums and one multiplication by each scale at the end. Computes the output channels of `w`'s blocks
+    /// from `first_block` on, as many as fit the row `stride`; `dst[m * stride + n]` is channel `first_block * 16 + n`.
+    fn matmul_int8(
+        &self,
+        x: Int8Rows<'_>,
+        w: &PackedInt8,
+        channels: std::ops::Range<usize>,
+        stride: usize,
+        dst: &mut [f32],
+    );
+
+    /// `dst[m, c] = Σ weights[m, n] * values[n, c]`, `values` being `[n, columns]`.
+    fn weighted_sum(&self, weights: &[f32], values: &[f32], columns: usize, dst: &mut [f32]);
+
+    /// Softmax of a row in place. A NaN makes the row NaN.
+    fn softmax(&self, row: &mut [f32]);
+
+    /// `dst = x / sqrt(mean(x²) + epsilon) * weight` for one row.
+    fn rms_norm(&self, x: &[f32], weight: &[f32], epsilon: f32, dst: &mut [f32]);
+
+    /// Rotates the heads of one row in place; channel `i` pairs with channel `i + head_dim / 2`.
+    fn rope(&self, row: &mut [f32], rotation: Rotation<'_>);
+
+    /// `gate = silu(gate) * up`.
+    fn silu_mul(&self, gate: &mut [f32], up: &[f32]);
+
+    /// Rounds to the nearest BF16 value, ties to even; the result stays FP32.
+    fn round_bf16(&self, values: &mut [f32]);
+
+    /// BF16 to FP32, exact.
+    fn widen(&self, values: &[bf16], dst: &mut [f32]);
+
+    /// Rounds one row to symmetric INT8. Returns its scale and the sum of its integers; a NaN or an infinity makes the scale NaN.
+    fn quantise_row(&self, x: &[f32], dst: &mut [i8]) -> (f32, i32);
+}
+
+impl<'a> Matrix<'a> {
+    /// The rows `start..end`.
+    pub fn slice(&self, start: usize, end: usize) -> Matrix<'a> {
+        let (from, to) = (start * self.columns, end * self.columns);
+        let values = match self.values {
+            Values::F32(values) => Values::F32(&values[from..to]),
+            Values::Bf16(values) => Values::Bf16(&values[from..to]),
+        };
+        Matrix {
+            values,
+            rows: end - start,
+            columns: self.columns,
+        }
+    }
+
+    /// Panics when the operands of a product do not fit: every unsafe kernel relies on it.
+    fn check(&self, x: &[f32], stride: usize, dst: &[f32]) {
+        let len = match self.values {
+            Values::F32(values) => values.len(),
+            Values::Bf16(values) => values.len(),
+        };
+        assert!(
+            self.columns > 0 && len == self.rows * self.columns,
+            "the weights must be whole"
+        );
+        assert!(
+            x.len().is_multiple_of(self.columns),
+            "the activations must be whole rows"
+        );
+        check_dst(x.len() / self.columns, self.rows, stride, dst);
+    }
+}
+
+fn check_dst(rows: usize, columns: usize, stride: usize, dst: &[f32]) {
+    assert!(stride >= columns, "rows of the result must not overlap");
+    assert!(
+        rows == 0 || dst.len() >= (rows - 1) * stride + columns,
+        "the result must fit"
+    );
+}
+
+fn check_int8(
+    x: &Int8Rows<'_>,
+    w: &PackedInt8,
+    channels: &std::ops::Range<usize>,
+    stride: usize,
+    dst: &[f32],
+) {
+    x.check(w.in_features());
+    assert!(
+        channels.start.is_multiple_of(PackedInt8::BLOCK) && channels.end <= w.out_features(),
+        "channels must be whole blocks of the weights"
+    );
+    check_dst(x.rows(), channels.len(), stride, dst);
+}
+
+fn check_weighted(weights: &[f32], values: &[f32], columns: usize, dst: &[f32]) -> (usize, usize) {
+    assert!(
+        columns > 0 && values.len().is_multiple_of(columns) && dst.len().is_multiple_of(columns),
+        "values must be whole rows"
+    );
+    let (rows, terms) = (dst.len() / columns, values.len() / columns);
+    assert_eq!(weights.len(), rows * terms, "one weight a row and value");
+    (rows, terms)
+}
+
+/// Every implementation that this machine can run, the fastest first, the oracle last.
+pub fn available() -> Vec<&'static dyn Backend> {
+    let mut all: Vec<&'static dyn Backend> = Vec::new();
+    all.extend(avx512::detect());
+    all.extend(avx2::detect());
+    all.push(&Scalar);
+    all.push(&Naive);
+    all
+}
+
+/// The fastest implementation that this machine can run.
+pub fn detect() -> &'static dyn Backend {
+    available()[0]
+}

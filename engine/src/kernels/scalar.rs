@@ -1,0 +1,138 @@
+//! Plain Rust for every machine: the lanes are left to the compiler's baseline registers.
+
+use std::ops::Range;
+
+use half::bf16;
+
+use super::{Backend, Matrix, Rotation, Values, check_int8, check_weighted, lanes};
+use crate::quant::{Int8Rows, PackedInt8};
+
+const LANES: usize = 8;
+
+/// See the file's comment.
+#[derive(Debug)]
+pub struct Scalar;
+
+/// Eight running sums, then pairwise: the order depends on the length alone.
+#[inline(always)]
+fn dot<T: Copy>(x: &[f32], w: &[T], read: impl Fn(T) -> f32) -> f32 {
+    let mut sums = [0.0_f32; LANES];
+    let (mut x_chunks, mut w_chunks) = (x.chunks_exact(LANES), w.chunks_exact(LANES));
+    for (x, w) in (&mut x_chunks).zip(&mut w_chunks) {
+        for lane in 0..LANES {
+            sums[lane] += x[lane] * read(w[lane]);
+        }
+    }
+    for ((sum, x), w) in sums
+        .iter_mut()
+        .zip(x_chunks.remainder())
+        .zip(w_chunks.remainder())
+    {
+        *sum += x * read(*w);
+    }
+    ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]))
+}
+
+impl Backend for Scalar {
+    fn name(&self) -> &'static str {
+        "scalar"
+    }
+
+    fn matmul(&self, x: &[f32], w: Matrix<'_>, stride: usize, dst: &mut [f32]) {
+        w.check(x, stride, dst);
+        for n in 0..w.rows {
+            let range = n * w.columns..(n + 1) * w.columns;
+            for (m, x) in x.chunks_exact(w.columns).enumerate() {
+                dst[m * stride + n] = match w.values {
+                    Values::F32(values) => dot(x, &values[range.clone()], |w| w),
+                    Values::Bf16(values) => dot(x, &values[range.clone()], |w| {
+                        f32::from_bits(u32::from(w.to_bits()) << 16)
+                    }),
+                };
+            }
+        }
+    }
+
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "the definition: the INT32 sum is rounded to FP32 once"
+    )]
+    fn matmul_int8(
+        &self,
+        x: Int8Rows<'_>,
+        w: &PackedInt8,
+        channels: Range<usize>,
+        stride: usize,
+        dst: &mut [f32],
+    ) {
+        check_int8(&x, w, &channels, stride, dst);
+        for first in channels.clone().step_by(PackedInt8::BLOCK) {
+            let block = &w.data()[first / PackedInt8::BLOCK * w.block_len()..][..w.block_len()];
+            for m in 0..x.rows() {
+                let mut sums = [0_i32; PackedInt8::BLOCK];
+                for (inputs, weights) in x
+                    .row(m)
+                    .chunks_exact(PackedInt8::GROUP)
+                    .zip(block.chunks_exact(64))
+                {
+                    for (sum, weights) in
+                        sums.iter_mut().zip(weights.chunks_exact(PackedInt8::GROUP))
+                    {
+                        *sum += inputs
+                            .iter()
+                            .zip(weights)
+                            .map(|(x, w)| i32::from(*x) * (i32::from(*w) - 128))
+                            .sum::<i32>();
+                    }
+                }
+                for (channel, sum) in (first..channels.end).zip(sums) {
+                    dst[m * stride + channel - channels.start] =
+                        sum as f32 * x.scale[m] * w.scale()[channel];
+                }
+            }
+        }
+    }
+
+    fn weighted_sum(&self, weights: &[f32], values: &[f32], columns: usize, dst: &mut [f32]) {
+        let (_, terms) = check_weighted(weights, values, columns, dst);
+        dst.fill(0.0);
+        for (weights, dst) in weights
+            .chunks_exact(terms.max(1))
+            .zip(dst.chunks_exact_mut(columns))
+        {
+            for (weight, values) in weights.iter().zip(values.chunks_exact(columns)) {
+                for (dst, value) in dst.iter_mut().zip(values) {
+                    *dst += weight * value;
+                }
+            }
+        }
+    }
+
+    fn softmax(&self, row: &mut [f32]) {
+        lanes::softmax(row);
+    }
+
+    fn rms_norm(&self, x: &[f32], weight: &[f32], epsilon: f32, dst: &mut [f32]) {
+        lanes::rms_norm(x, weight, epsilon, dst);
+    }
+
+    fn rope(&self, row: &mut [f32], rotation: Rotation<'_>) {
+        lanes::rope(row, rotation.cos, rotation.sin);
+    }
+
+    fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
+        lanes::silu_mul(gate, up);
+    }
+
+    fn round_bf16(&self, values: &mut [f32]) {
+        lanes::round_bf16(values);
+    }
+
+    fn widen(&self, values: &[bf16], dst: &mut [f32]) {
+        lanes::widen(values, dst);
+    }
+
+    fn quantise_row(&self, x: &[f32], dst: &mut [i8]) -> (f32, i32) {
+        lanes::quantise_row(x, dst)
+    }
+}

@@ -1,0 +1,210 @@
+//! Finds a model's tensors in its safetensors files. Every name, shape and offset is checked before a byte is used.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use memmap2::Mmap;
+use safetensors::{Dtype, SafeTensors};
+use serde::Deserialize;
+
+use super::config::{parse, read_small_file};
+use super::mmap;
+use super::tensor::{Storage, Tensor};
+use crate::{Error, Result};
+
+const INDEX: &str = "model.safetensors.index.json";
+const SINGLE: &str = "model.safetensors";
+
+/// The open files of a model.
+#[derive(Debug)]
+pub(super) struct Checkpoint {
+    shards: Vec<(String, Arc<Mmap>)>,
+    tensors: HashMap<String, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    shard: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    start: usize,
+    end: usize,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Checkpoint {
+    /// Maps the shards and reads their headers.
+    pub(super) fn open(directory: &Path) -> Result<Self> {
+        let index = read_index(directory)?;
+        let names: BTreeSet<&str> = match &index {
+            Some(index) => index.weight_map.values().map(String::as_str).collect(),
+            None => BTreeSet::from([SINGLE]),
+        };
+        let mut checkpoint = Self {
+            shards: Vec::new(),
+            tensors: HashMap::new(),
+        };
+        for name in names {
+            checkpoint.add_shard(directory, name, index.is_some())?;
+        }
+        if let Some(index) = &index {
+            checkpoint.check_index(index)?;
+        }
+        Ok(checkpoint)
+    }
+
+    /// File names and bytes.
+    pub(super) fn shards(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.shards
+            .iter()
+            .map(|(name, map)| (name.as_str(), &map[..]))
+    }
+
+    fn add_shard(&mut self, directory: &Path, name: &str, indexed: bool) -> Result<()> {
+        let path = shard_path(directory, name)?;
+        if !indexed && !path.exists() {
+            return Err(no_weights(directory));
+        }
+        let map = mmap::map(&path)?;
+        let broken = |detail: &str| {
+            Error::model(format!(
+                "{name}: {detail}: the file is truncated or damaged, download the model again"
+            ))
+        };
+        let (header, metadata) = SafeTensors::read_metadata(&map)
+            .map_err(|error| broken(&format!("bad safetensors header ({error})")))?;
+        let data = header + size_of::<u64>();
+        // `read_metadata` has compared the header's last offset with nothing: the file may still be shorter or longer.
+        if metadata.data_len().checked_add(data) != Some(map.len()) {
+            return Err(broken(&format!(
+                "the header promises {} bytes of tensors, the file has {}",
+                metadata.data_len(),
+                map.len() - data
+            )));
+        }
+        let shard = self.shards.len();
+        for (tensor, info) in metadata.tensors() {
+            let (start, end) = info.data_offsets;
+            let entry = Entry {
+                shard,
+                dtype: info.dtype,
+                shape: info.shape.clone(),
+                start: data + start,
+                end: data + end,
+            };
+            if self.tensors.insert(tensor.clone(), entry).is_some() {
+                return Err(Error::model(format!(
+                    "{name}: tensor {tensor} is in another shard too: download the model again"
+                )));
+            }
+        }
+        self.shards.push((name.to_owned(), Arc::new(map)));
+        Ok(())
+    }
+
+    /// Each tensor must be where the index says.
+    fn check_index(&self, index: &Index) -> Result<()> {
+        for (tensor, shard) in &index.weight_map {
+            if self
+                .tensors
+                .get(tensor)
+                .is_none_or(|entry| self.shards[entry.shard].0 != *shard)
+            {
+                return Err(Error::model(format!(
+                    "{INDEX}: {shard} does not hold tensor {tensor}: download the model again"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there is such a tensor.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// The tensor of this name, which must have this shape.
+    pub(super) fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let Some(entry) = self.tensors.get(name) else {
+            return Err(Error::model(format!(
+                "tensor {name} is missing from the weights: download the model again"
+            )));
+        };
+        let file = &self.shards[entry.shard].0;
+        if entry.shape != shape {
+            return Err(Error::model(format!(
+                "{file}: tensor {name} has the shape {:?}, config.json asks for {shape:?}: config.json and weights are of different models",
+                entry.shape
+            )));
+        }
+        let map = Arc::clone(&self.shards[entry.shard].1);
+        let storage =
+            Storage::mapped(map, entry.start..entry.end, entry.dtype).ok_or_else(|| {
+                Error::model(format!(
+                    "{file}: tensor {name} has the type {:?}: supported are BF16, F16 and F32",
+                    entry.dtype
+                ))
+            })?;
+        Ok(Tensor::new(storage, shape.to_vec()))
+    }
+
+    /// The rows of a two-dimensional tensor, for a message about the vocabulary.
+    pub(super) fn rows(&self, name: &str) -> Option<usize> {
+        self.tensors
+            .get(name)
+            .and_then(|entry| entry.shape.first().copied())
+    }
+}
+
+fn read_index(directory: &Path) -> Result<Option<Index>> {
+    let Some(text) = read_small_file(&directory.join(INDEX))? else {
+        return Ok(None);
+    };
+    let index: Index = parse(INDEX, &text)?;
+    if index.weight_map.is_empty() {
+        return Err(Error::model(format!(
+            "{INDEX}: names no tensors: download the model again"
+        )));
+    }
+    Ok(Some(index))
+}
+
+/// A shard is a plain file name: nothing outside the directory can be named.
+fn shard_path(directory: &Path, name: &str) -> Result<PathBuf> {
+    let mut components = Path::new(name).components();
+    match (components.next(), components.next()) {
+        (Some(Component::Normal(only)), None) if only.to_str() == Some(name) => {
+            Ok(directory.join(name))
+        }
+        _ => {
+            let shown: String = name.chars().filter(|c| !c.is_control()).take(100).collect();
+            Err(Error::model(format!(
+                "{INDEX}: `{shown}` is not a plain file name: a shard must lie in the model directory itself"
+            )))
+        }
+    }
+}
+
+fn no_weights(directory: &Path) -> Error {
+    let is_pickle = |name: &std::ffi::OsStr| {
+        Path::new(name)
+            .extension()
+            .is_some_and(|e| e == "bin" || e == "pt" || e == "pth")
+    };
+    let pickled = std::fs::read_dir(directory)
+        .is_ok_and(|entries| entries.flatten().any(|entry| is_pickle(&entry.file_name())));
+    let fix = if pickled {
+        "PyTorch .bin files are not read, convert them to safetensors"
+    } else {
+        "download the model again"
+    };
+    Error::model(format!(
+        "{}: neither {SINGLE} nor {INDEX} is there: {fix}",
+        directory.display()
+    ))
+}

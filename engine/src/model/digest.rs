@@ -1,0 +1,47 @@
+//! The model's digest: over every file that the engine reads from the directory.
+
+use std::path::Path;
+
+use mixquant_crds::Digest;
+use sha2::{Digest as _, Sha256};
+
+use super::checkpoint::Checkpoint;
+use crate::{Error, Result};
+
+/// Read when they exist; weights are added.
+const FILES: &[&str] = &[
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "model.safetensors.index.json",
+];
+
+/// SHA-256 over the sorted lines `<hex sha256>  <file name>\n`.
+pub(super) fn of_model(directory: &Path, checkpoint: &Checkpoint) -> Result<Digest> {
+    let mut lines = Vec::new();
+    for name in FILES {
+        match std::fs::read(directory.join(name)) {
+            Ok(bytes) => lines.push(line(&bytes, name)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => {
+                return Err(Error::model(format!(
+                    "{name}: cannot be read ({error}): check its permissions"
+                )));
+            }
+        }
+    }
+    for (name, bytes) in checkpoint.shards() {
+        lines.push(line(bytes, name));
+    }
+    lines.sort_unstable();
+    Ok(Digest::of_bytes(lines.concat().as_bytes()))
+}
+
+fn line(bytes: &[u8], name: &str) -> String {
+    format!(
+        "{}  {name}\n",
+        Digest::from_hash(&Sha256::digest(bytes)).hex()
+    )
+}

@@ -1,0 +1,329 @@
+//! One forward: embedding, blocks, head. Each chunk is a sequence's next tokens; linears run over the rows of all chunks at once.
+
+use mixquant_crds::DecodeScheme;
+use rayon::prelude::*;
+
+use super::attention::{Shape, Task};
+use super::linear::{Input, linear, matmul};
+use super::weights::Layer;
+use super::workspace::Int8Buffer;
+use super::{Chunk, LogitRows, Model, Tap, Workspace};
+use crate::kernels::{Backend, Rotation};
+use crate::{Error, Result};
+
+/// Rows of elementwise work that one thread takes at once.
+const ROWS: usize = 16;
+
+/// How the inputs of linears are prepared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Arithmetic {
+    Fp32,
+    Bf16,
+    Int8,
+}
+
+impl Arithmetic {
+    pub(super) fn precise(scheme: DecodeScheme) -> Self {
+        match scheme {
+            DecodeScheme::FP32 => Self::Fp32,
+            DecodeScheme::BF16 => Self::Bf16,
+        }
+    }
+
+    /// The values as the next linear takes them.
+    fn prepare<'a>(
+        self,
+        backend: &dyn Backend,
+        x: &'a mut [f32],
+        columns: usize,
+        int8: &'a mut Int8Buffer,
+    ) -> Input<'a> {
+        match self {
+            Self::Fp32 => Input::Precise(x),
+            Self::Bf16 => {
+                x.par_chunks_mut(ROWS * columns)
+                    .for_each(|rows| backend.round_bf16(rows));
+                Input::Precise(x)
+            }
+            Self::Int8 => int8.quantise(backend, x, columns),
+        }
+    }
+}
+
+impl Model {
+    /// Refuses what a forward cannot compute, before anything is changed.
+    pub(super) fn check_chunks(&self, chunks: &[Chunk<'_>]) -> Result<()> {
+        let context = self.config.max_position_embeddings;
+        for chunk in chunks {
+            let layout = chunk.cache.layout();
+            assert!(
+                (layout.layers, layout.kv_heads, layout.head_dim)
+                    == (
+                        self.config.num_hidden_layers,
+                        self.config.num_key_value_heads,
+                        self.config.head_dim
+                    ),
+                "a cache is used with the model that made it"
+            );
+            let end = chunk.cache.len() + chunk.tokens.len();
+            if chunk.tokens.is_empty() {
+                return Err(Error::internal("a chunk without tokens cannot be computed"));
+            }
+            if end > chunk.cache.capacity() || end > context {
+                let limit = context.min(chunk.cache.capacity());
+                return Err(Error::internal(format!(
+                    "{end} tokens do not fit the context of {limit}: shorten the prompt or the answer"
+                )));
+            }
+            if let Some(id) = chunk
+                .tokens
+                .iter()
+                .find(|id| usize::try_from(**id).is_ok_and(|id| id >= self.config.vocab_size))
+            {
+                return Err(Error::internal(format!(
+                    "token id {id} is outside the vocabulary of {}",
+                    self.config.vocab_size
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// See [`Model::forward`]; the chunks are checked.
+    pub(super) fn run(
+        &self,
+        blocks: Arithmetic,
+        chunks: &mut [Chunk<'_>],
+        ws: &mut Workspace,
+        mut tap: Option<&mut dyn Tap>,
+    ) {
+        self.embed(chunks, ws);
+        for (index, layer) in self.weights.layers.iter().enumerate() {
+            self.attend(
+                blocks,
+                (index, layer),
+                chunks,
+                ws,
+                tap.as_mut().map(|tap| &mut **tap as &mut dyn Tap),
+            );
+            self.feed_forward(blocks, layer, ws);
+        }
+        self.head(chunks, ws);
+        for chunk in chunks {
+            chunk.cache.commit(chunk.tokens.len());
+        }
+    }
+
+    /// Fills the residual stream and the rotations of all positions.
+    fn embed(&self, chunks: &[Chunk<'_>], ws: &mut Workspace) {
+        let (hidden, half) = (self.config.hidden_size, self.rope.half());
+        let tokens: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
+        ws.x.resize(tokens * hidden, 0.0);
+        ws.cos.resize(tokens * half, 0.0);
+        ws.sin.resize(tokens * half, 0.0);
+        let ids = chunks
+            .iter()
+            .flat_map(|chunk| chunk.tokens.iter().zip(chunk.cache.len()..));
+        let rotations = ws
+            .cos
+            .chunks_exact_mut(half)
+            .zip(ws.sin.chunks_exact_mut(half));
+        for (((id, position), row), (cos, sin)) in
+            ids.zip(ws.x.chunks_exact_mut(hidden)).zip(rotations)
+        {
+            let id = usize::try_from(*id).expect("ids are below the vocabulary's size");
+            self.weights.embedding.copy_row(id, row);
+            self.rope.angles(position, cos, sin);
+        }
+    }
+
+    fn attend(
+        &self,
+        arithmetic: Arithmetic,
+        (index, layer): (usize, &Layer),
+        chunks: &mut [Chunk<'_>],
+        ws: &mut Workspace,
+        tap: Option<&mut dyn Tap>,
+    ) {
+        let backend = self.backend;
+        let (hidden, query_width, kv_width) = (
+            self.config.hidden_size,
+            self.config.query_width(),
+            self.config.kv_width(),
+        );
+        let tokens = ws.x.len() / hidden;
+        self.norm(&ws.x, &layer.input_norm, &mut ws.input);
+        ws.query.resize(tokens * query_width, 0.0);
+        ws.key.resize(tokens * kv_width, 0.0);
+        ws.value.resize(tokens * kv_width, 0.0);
+        let input = arithmetic.prepare(backend, &mut ws.input, hidden, &mut ws.int8);
+        linear(backend, &layer.q, input, &mut ws.scratch, &mut ws.query);
+        linear(backend, &layer.k, input, &mut ws.scratch, &mut ws.key);
+        linear(backend, &layer.v, input, &mut ws.scratch, &mut ws.value);
+        rotate(
+            backend,
+            (&ws.cos, &ws.sin),
+            self.rope.half(),
+            query_width,
+            &mut ws.query,
+        );
+        rotate(
+            backend,
+            (&ws.cos, &ws.sin),
+            self.rope.half(),
+            kv_width,
+            &mut ws.key,
+        );
+        self.heads(index, chunks, ws, tap);
+        let input = arithmetic.prepare(backend, &mut ws.input, query_width, &mut ws.int8);
+        ws.update.resize(tokens * hidden, 0.0);
+        linear(backend, &layer.o, input, &mut ws.scratch, &mut ws.update);
+        add(&mut ws.x, &ws.update);
+    }
+
+    /// Attention of all chunks and KV heads, gathered into `ws.input`.
+    fn heads(
+        &self,
+        layer: usize,
+        chunks: &mut [Chunk<'_>],
+        ws: &mut Workspace,
+        tap: Option<&mut dyn Tap>,
+    ) {
+        let config = &self.config;
+        let (query_width, kv_width) = (config.query_width(), config.kv_width());
+        let group = config.num_attention_heads / config.num_key_value_heads;
+        let shape = Shape {
+            kv_heads: config.num_key_value_heads,
+            group,
+            head_dim: config.head_dim,
+        };
+        let own = group * config.head_dim;
+        ws.heads.resize(ws.query.len(), 0.0);
+        let mut tasks = Vec::new();
+        let (mut first, mut left) = (0, &mut ws.heads[..]);
+        for chunk in chunks.iter_mut() {
+            let (tokens, last) = (chunk.tokens.len(), first + chunk.tokens.len());
+            for (kv_head, head) in chunk.cache.layer_mut(layer).iter_mut().enumerate() {
+                let (dst, rest) = left.split_at_mut(tokens * own);
+                left = rest;
+                tasks.push(Task {
+                    shape,
+                    kv_head,
+                    head,
+                    queries: &ws.query[first * query_width..last * query_width],
+                    keys: &ws.key[first * kv_width..last * kv_width],
+                    values: &ws.value[first * kv_width..last * kv_width],
+                    dst,
+                });
+            }
+            first = last;
+        }
+        tasks.par_iter_mut().for_each(|task| task.run(self.backend));
+        let _ = tap;
+        ws.input.resize(ws.query.len(), 0.0);
+        let mut first = 0;
+        for task in &tasks {
+            for (token, part) in task.dst.chunks_exact(own).enumerate() {
+                ws.input[(first + token) * query_width + task.kv_head * own..][..own]
+                    .copy_from_slice(part);
+            }
+            if task.kv_head + 1 == shape.kv_heads {
+                first += task.dst.len() / own;
+            }
+        }
+    }
+
+    fn feed_forward(&self, arithmetic: Arithmetic, layer: &Layer, ws: &mut Workspace) {
+        let backend = self.backend;
+        let (hidden, ffn) = (self.config.hidden_size, self.config.intermediate_size);
+        let tokens = ws.x.len() / hidden;
+        self.norm(&ws.x, &layer.post_attention_norm, &mut ws.input);
+        ws.gate.resize(tokens * ffn, 0.0);
+        ws.up.resize(tokens * ffn, 0.0);
+        let input = arithmetic.prepare(backend, &mut ws.input, hidden, &mut ws.int8);
+        linear(backend, &layer.gate, input, &mut ws.scratch, &mut ws.gate);
+        linear(backend, &layer.up, input, &mut ws.scratch, &mut ws.up);
+        let rows = ws
+            .gate
+            .par_chunks_mut(ROWS * ffn)
+            .zip(ws.up.par_chunks(ROWS * ffn));
+        rows.for_each(|(gate, up)| backend.silu_mul(gate, up));
+        let input = arithmetic.prepare(backend, &mut ws.gate, ffn, &mut ws.int8);
+        ws.update.resize(tokens * hidden, 0.0);
+        linear(backend, &layer.down, input, &mut ws.scratch, &mut ws.update);
+        add(&mut ws.x, &ws.update);
+    }
+
+    /// Logits of the wanted rows, always in the arithmetic of decode.
+    fn head(&self, chunks: &[Chunk<'_>], ws: &mut Workspace) {
+        let hidden = self.config.hidden_size;
+        let (mut wanted, mut first) = (0, 0);
+        for chunk in chunks {
+            let last = first + chunk.tokens.len();
+            let rows = match chunk.logits {
+                LogitRows::None => last..last,
+                LogitRows::Last => last - 1..last,
+                LogitRows::All => first..last,
+            };
+            // Wanted rows move to the front: never behind their own place.
+            ws.x.copy_within(rows.start * hidden..rows.end * hidden, wanted * hidden);
+            wanted += rows.len();
+            first = last;
+        }
+        ws.x.truncate(wanted * hidden);
+        self.norm(&ws.x, &self.weights.norm, &mut ws.input);
+        ws.logits.resize(wanted * self.config.vocab_size, 0.0);
+        if wanted == 0 {
+            return;
+        }
+        let arithmetic = Arithmetic::precise(self.plan.decode.scheme);
+        if let Input::Precise(x) =
+            arithmetic.prepare(self.backend, &mut ws.input, hidden, &mut ws.int8)
+        {
+            matmul(
+                self.backend,
+                self.weights.head().matrix(),
+                x,
+                &mut ws.scratch,
+                &mut ws.logits,
+            );
+        }
+    }
+
+    fn norm(&self, x: &[f32], weight: &[f32], dst: &mut Vec<f32>) {
+        dst.resize(x.len(), 0.0);
+        let width = weight.len();
+        let rows = dst
+            .par_chunks_mut(ROWS * width)
+            .zip(x.par_chunks(ROWS * width));
+        rows.for_each(|(dst, x)| {
+            for (dst, x) in dst.chunks_exact_mut(width).zip(x.chunks_exact(width)) {
+                self.backend
+                    .rms_norm(x, weight, self.config.rms_norm_eps, dst);
+            }
+        });
+    }
+}
+
+/// Rotates each row of `width` channels by its own position.
+fn rotate(
+    backend: &dyn Backend,
+    (cos, sin): (&[f32], &[f32]),
+    half: usize,
+    width: usize,
+    rows: &mut [f32],
+) {
+    for ((row, cos), sin) in rows
+        .chunks_exact_mut(width)
+        .zip(cos.chunks_exact(half))
+        .zip(sin.chunks_exact(half))
+    {
+        backend.rope(row, Rotation { cos, sin });
+    }
+}
+
+fn add(x: &mut [f32], update: &[f32]) {
+    x.iter_mut()
+        .zip(update)
+        .for_each(|(x, update)| *x += update);
+}
