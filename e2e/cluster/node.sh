@@ -128,6 +128,8 @@ cgroupRoot: /$cgroup
 failCgroupV1: false
 enforceNodeAllocatable: []
 failSwapOn: false
+featureGates: {KubeletCrashLoopBackOffMax: true}
+crashLoopBackOff: {maxContainerRestartPeriod: 1s} # tests kill programs on purpose, again and again
 containerRuntimeEndpoint: unix://$socket
 resolvConf: ""
 podLogsDir: $run/pods
@@ -141,9 +143,9 @@ YAML
 pause_image() { # OUT.tar: an archive of one layer with one program, as `ctr images import` reads it
   local work layer config
   work=$(mktemp -d "$run/pause.XXXXXX")
-  mkdir "$work/root" "$work/archive"
-  cp "$bin/pause" "$work/root/pause"
-  tar -C "$work/root" --owner=0 --group=0 -cf "$work/archive/layer.tar" .
+  mkdir "$work/files" "$work/archive"
+  cp "$bin/pause" "$work/files/pause"
+  tar -C "$work/files" --owner=0 --group=0 -cf "$work/archive/layer.tar" .
   layer=$(sha256sum "$work/archive/layer.tar" | cut -d' ' -f1)
   printf '{"architecture":"amd64","os":"linux","config":{"Entrypoint":["/pause"],"User":"65535:65535"},"rootfs":{"type":"layers","diff_ids":["sha256:%s"]},"history":[{}]}' \
     "$layer" >"$work/config.json"

@@ -1,0 +1,285 @@
+//! One `MixQuantService` of a scenario: applied from the shared manifest, changed by patches, watched, asked, put under load.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Bytes;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use serde_json::{Value, json};
+
+use crate::cluster::{self, Target};
+use crate::load;
+use crate::means;
+use crate::namespace::Context;
+use crate::prompts::{self, Prompt, first_line};
+
+/// The service's name in every scenario.
+pub const NAME: &str = "chat";
+/// Port of the service.
+const PORT: u16 = 8000;
+/// Requests a second of the load.
+const RATE: u32 = 20;
+
+/// A service in a scenario's namespace.
+#[derive(Clone)]
+pub struct Service {
+    /// Where it is.
+    pub context: Context,
+}
+
+impl Service {
+    /// Prepares the volumes and the texts, and applies the manifest.
+    pub fn create(context: Context) -> anyhow::Result<Self> {
+        let output = Command::new(means::repository().join("scripts/volumes"))
+            .arg(&context.namespace)
+            .output()
+            .context("scripts/volumes")?;
+        ensure!(
+            output.status.success(),
+            "scripts/volumes: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+        let service = Self { context };
+        service.apply()?;
+        Ok(service)
+    }
+
+    /// Applies the manifest as it is in the repository.
+    pub fn apply(&self) -> anyhow::Result<()> {
+        let text = std::fs::read_to_string(means::repository().join("e2e/manifests/service.yaml"))?;
+        self.context.kubectl.apply(
+            &text
+                .replace("${NAME}", NAME)
+                .replace("${ENGINE_IMAGE}", &image("MIXQUANT_ENGINE_IMAGE")?),
+        )
+    }
+
+    /// A merge patch of the spec, as `kubectl patch` would send it.
+    pub fn patch(&self, spec: &Value) -> anyhow::Result<()> {
+        let patch = json!({"spec": spec}).to_string();
+        self.context
+            .kubectl
+            .must(&["patch", "mqs", NAME, "--type=merge", "--patch", &patch])
+            .map(drop)
+    }
+
+    /// The whole object as it is now.
+    pub fn get(&self) -> anyhow::Result<Value> {
+        self.context.kubectl.get(&["mqs", NAME])
+    }
+
+    fn target(&self) -> Target<'_> {
+        Target {
+            api_version: "mixquant.io/v1alpha1",
+            kind: "MixQuantService",
+            plural: "mixquantservices",
+            namespace: &self.context.namespace,
+            name: NAME,
+        }
+    }
+
+    /// Watches until `condition` holds for the object.
+    pub async fn wait<F>(
+        &self,
+        deadline: Duration,
+        what: &str,
+        condition: F,
+    ) -> anyhow::Result<Value>
+    where
+        F: FnMut(&Value) -> bool,
+    {
+        cluster::wait_for(
+            &self.context.cluster.client,
+            self.target(),
+            deadline,
+            what,
+            condition,
+        )
+        .await
+    }
+
+    /// Waits as a person would, with `kubectl wait --for=condition=Ready`, and returns the object right after.
+    pub async fn kubectl_wait_ready(&self, deadline: Duration) -> anyhow::Result<Value> {
+        let kubectl = self.context.kubectl.clone();
+        let waited = tokio::task::spawn_blocking(move || {
+            // The request's own limit would end the watch before the deadline.
+            let timeout = format!("--timeout={}s", deadline.as_secs());
+            kubectl.run(&[
+                "wait",
+                "--request-timeout=0",
+                "--for=condition=Ready",
+                &format!("mqs/{NAME}"),
+                &timeout,
+            ])
+        });
+        let answer = waited.await??;
+        ensure!(
+            answer.ok,
+            "kubectl wait --for=condition=Ready: {}; {}",
+            answer.stderr.trim(),
+            self.conditions()?
+        );
+        self.get()
+    }
+
+    /// Fails when `kubectl wait --for=condition=Ready` would say that the service is ready.
+    pub fn kubectl_wait_is_refused(&self) -> anyhow::Result<()> {
+        let answer = self.context.kubectl.run(&[
+            "wait",
+            "--for=condition=Ready",
+            &format!("mqs/{NAME}"),
+            "--timeout=2s",
+        ])?;
+        ensure!(
+            !answer.ok,
+            "kubectl wait says Ready: {}",
+            self.conditions()?
+        );
+        Ok(())
+    }
+
+    fn conditions(&self) -> anyhow::Result<String> {
+        let object = self.get()?;
+        let conditions = object
+            .pointer("/status/conditions")
+            .and_then(Value::as_array)
+            .cloned()
+            .unwrap_or_default();
+        let line = |condition: &Value| {
+            format!(
+                "{}={} {} ({})",
+                condition["type"], condition["status"], condition["reason"], condition["message"]
+            )
+        };
+        Ok(format!(
+            "phase {}; {}",
+            object["status"]["phase"],
+            conditions.iter().map(line).collect::<Vec<_>>().join("; ")
+        ))
+    }
+
+    /// The service's address inside the cluster.
+    pub fn address(&self) -> anyhow::Result<String> {
+        let service = self.context.kubectl.get(&["service", NAME])?;
+        let address = service
+            .pointer("/spec/clusterIP")
+            .and_then(Value::as_str)
+            .context("the Service has no cluster IP")?;
+        Ok(address.to_owned())
+    }
+
+    /// Asks over the chat API and returns the first line of the answer.
+    pub async fn ask(&self, prompt: &Prompt) -> anyhow::Result<String> {
+        let body = json!({"model": "kube-llama", "messages": prompt.messages, "max_tokens": prompt.max_tokens, "temperature": 0});
+        let request = hyper::Request::post(format!(
+            "http://{}:{PORT}/v1/chat/completions",
+            self.address()?
+        ))
+        .header("content-type", "application/json")
+        .body(Full::new(Bytes::from(body.to_string())))?;
+        let client = Client::builder(TokioExecutor::new()).build_http();
+        let response = tokio::time::timeout(Duration::from_secs(30), client.request(request))
+            .await
+            .context("no answer in 30 s")??;
+        let status = response.status();
+        let bytes = response.into_body().collect().await?.to_bytes();
+        let answer: Value = serde_json::from_slice(&bytes).with_context(|| format!("{status}"))?;
+        let Some(content) = answer
+            .pointer("/choices/0/message/content")
+            .and_then(Value::as_str)
+        else {
+            bail!("{status}: {answer}")
+        };
+        Ok(first_line(content).to_owned())
+    }
+
+    /// Starts the load of the scenarios: 20 requests a second until it is stopped.
+    pub fn load(&self) -> anyhow::Result<load::Running> {
+        Ok(load::Running::start(load::Plan {
+            target: load::Target {
+                host: self.address()?,
+                port: PORT,
+                model: "kube-llama".to_owned(),
+            },
+            rate: RATE,
+            duration: Duration::from_mins(10),
+            max_requests: u64::from(RATE) * 600,
+            exact_every: 10,
+            prompts: prompts::short()?,
+        }))
+    }
+
+    /// The Deployments of this service by name, with their pods' number.
+    pub fn deployments(&self) -> anyhow::Result<Vec<(String, i64)>> {
+        let list = self.context.kubectl.get(&[
+            "deployments",
+            "--selector",
+            &format!("mixquant.io/service={NAME}"),
+        ])?;
+        let items = list["items"].as_array().cloned().unwrap_or_default();
+        let name = |item: &Value| {
+            item.pointer("/metadata/name")
+                .and_then(Value::as_str)
+                .unwrap_or("")
+                .to_owned()
+        };
+        Ok(items
+            .iter()
+            .map(|item| (name(item), item["spec"]["replicas"].as_i64().unwrap_or(0)))
+            .collect())
+    }
+
+    /// UID, revision and restarts of every engine pod.
+    pub fn pods(&self) -> anyhow::Result<Vec<(String, String, i64)>> {
+        let list = self.context.kubectl.get(&[
+            "pods",
+            "--selector",
+            &format!("mixquant.io/service={NAME},app.kubernetes.io/component=engine"),
+        ])?;
+        let mut pods: Vec<_> = list["items"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default()
+            .iter()
+            .map(pod_facts)
+            .collect();
+        pods.sort();
+        Ok(pods)
+    }
+}
+
+fn pod_facts(pod: &Value) -> (String, String, i64) {
+    let text = |pointer: &str| {
+        pod.pointer(pointer)
+            .and_then(Value::as_str)
+            .unwrap_or("")
+            .to_owned()
+    };
+    let restarts = pod
+        .pointer("/status/containerStatuses/0/restartCount")
+        .and_then(Value::as_i64)
+        .unwrap_or(0);
+    (
+        text("/metadata/uid"),
+        text("/metadata/labels/mixquant.io~1revision"),
+        restarts,
+    )
+}
+
+/// The name of an image that `images/build` made.
+pub fn image(variable: &str) -> anyhow::Result<String> {
+    std::env::var(variable).with_context(|| {
+        format!("{variable} is not set: run `make e2e`, which sets it from target/images/names")
+    })
+}
+
+/// The revision of a track (`stable`, `canary`), empty when there is none.
+pub fn revision<'a>(object: &'a Value, track: &str) -> &'a str {
+    object
+        .pointer(&format!("/status/{track}/revision"))
+        .and_then(Value::as_str)
+        .unwrap_or("")
+}
