@@ -51,3 +51,7 @@ cluster-up: prerequisites ## Start the cluster
 .PHONY: cluster-down
 cluster-down: ## Stop the cluster and remove everything it made
 	@$(cluster) down
+
+.PHONY: rest
+rest: prerequisites ## The operator at rest, watched for ten minutes
+	@MIXQUANT_REST_SECONDS=600 SCENARIOS=rest scripts/test cluster

@@ -1,5 +1,6 @@
 //! Where things are and whether they are there: the repository, the cluster's programs, the shared data. Never looks at the network.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 /// The root of the repository.
@@ -36,14 +37,11 @@ pub fn program(name: &str) -> Option<PathBuf> {
 ///
 /// # Panics
 /// When the variable is set.
-#[expect(
-    clippy::print_stderr,
-    reason = "a skipped test must not look like a passed one"
-)]
 pub fn skip(reason: &str) {
     assert!(
         std::env::var_os("MIXQUANT_REQUIRE_CLUSTER").is_none(),
         "MIXQUANT_REQUIRE_CLUSTER is set, and yet: {reason}"
     );
-    eprintln!("skipped: {reason}");
+    // Written past the test harness, which shows what a test prints only when it fails: a skipped test must not look like a passed one.
+    drop(writeln!(std::io::stderr(), "skipped: {reason}"));
 }

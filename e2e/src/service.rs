@@ -16,7 +16,7 @@ use crate::means;
 use crate::namespace::Context;
 use crate::prompts::{self, Prompt, first_line};
 
-/// The service's name in every scenario.
+/// The service's name in most scenarios.
 pub const NAME: &str = "chat";
 /// Port of the service.
 const PORT: u16 = 8000;
@@ -28,6 +28,8 @@ const RATE: u32 = 20;
 pub struct Service {
     /// Where it is.
     pub context: Context,
+    /// Its name.
+    pub name: String,
 }
 
 impl Service {
@@ -42,9 +44,17 @@ impl Service {
             "scripts/volumes: {}",
             String::from_utf8_lossy(&output.stderr).trim()
         );
-        let service = Self { context };
+        let service = Self::at(context, NAME);
         service.apply()?;
         Ok(service)
+    }
+
+    /// A service of that name in the scenario's namespace, whether it exists or not.
+    pub fn at(context: Context, name: &str) -> Self {
+        Self {
+            context,
+            name: name.to_owned(),
+        }
     }
 
     /// Applies the manifest as it is in the repository.
@@ -52,7 +62,7 @@ impl Service {
         let text = std::fs::read_to_string(means::repository().join("e2e/manifests/service.yaml"))?;
         self.context.kubectl.apply(
             &text
-                .replace("${NAME}", NAME)
+                .replace("${NAME}", &self.name)
                 .replace("${ENGINE_IMAGE}", &image("MIXQUANT_ENGINE_IMAGE")?),
         )
     }
@@ -62,13 +72,20 @@ impl Service {
         let patch = json!({"spec": spec}).to_string();
         self.context
             .kubectl
-            .must(&["patch", "mqs", NAME, "--type=merge", "--patch", &patch])
+            .must(&[
+                "patch",
+                "mqs",
+                &self.name,
+                "--type=merge",
+                "--patch",
+                &patch,
+            ])
             .map(drop)
     }
 
     /// The whole object as it is now.
     pub fn get(&self) -> anyhow::Result<Value> {
-        self.context.kubectl.get(&["mqs", NAME])
+        self.context.kubectl.get(&["mqs", &self.name])
     }
 
     fn target(&self) -> Target<'_> {
@@ -77,7 +94,7 @@ impl Service {
             kind: "MixQuantService",
             plural: "mixquantservices",
             namespace: &self.context.namespace,
-            name: NAME,
+            name: &self.name,
         }
     }
 
@@ -103,7 +120,7 @@ impl Service {
 
     /// Waits as a person would, with `kubectl wait --for=condition=Ready`, and returns the object right after.
     pub async fn kubectl_wait_ready(&self, deadline: Duration) -> anyhow::Result<Value> {
-        let kubectl = self.context.kubectl.clone();
+        let (kubectl, object) = (self.context.kubectl.clone(), format!("mqs/{}", self.name));
         let waited = tokio::task::spawn_blocking(move || {
             // The request's own limit would end the watch before the deadline.
             let timeout = format!("--timeout={}s", deadline.as_secs());
@@ -111,7 +128,7 @@ impl Service {
                 "wait",
                 "--request-timeout=0",
                 "--for=condition=Ready",
-                &format!("mqs/{NAME}"),
+                &object,
                 &timeout,
             ])
         });
@@ -130,7 +147,7 @@ impl Service {
         let answer = self.context.kubectl.run(&[
             "wait",
             "--for=condition=Ready",
-            &format!("mqs/{NAME}"),
+            &format!("mqs/{}", self.name),
             "--timeout=2s",
         ])?;
         ensure!(
@@ -163,7 +180,7 @@ impl Service {
 
     /// The service's address inside the cluster.
     pub fn address(&self) -> anyhow::Result<String> {
-        let service = self.context.kubectl.get(&["service", NAME])?;
+        let service = self.context.kubectl.get(&["service", &self.name])?;
         let address = service
             .pointer("/spec/clusterIP")
             .and_then(Value::as_str)
@@ -217,7 +234,7 @@ impl Service {
         let list = self.context.kubectl.get(&[
             "deployments",
             "--selector",
-            &format!("mixquant.io/service={NAME}"),
+            &format!("mixquant.io/service={}", self.name),
         ])?;
         let items = list["items"].as_array().cloned().unwrap_or_default();
         let name = |item: &Value| {
@@ -237,7 +254,10 @@ impl Service {
         let list = self.context.kubectl.get(&[
             "pods",
             "--selector",
-            &format!("mixquant.io/service={NAME},app.kubernetes.io/component=engine"),
+            &format!(
+                "mixquant.io/service={},app.kubernetes.io/component=engine",
+                self.name
+            ),
         ])?;
         let mut pods: Vec<_> = list["items"]
             .as_array()

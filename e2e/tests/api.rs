@@ -1,7 +1,10 @@
 //! The custom resource on a real apiserver: it installs, takes every example, refuses every wrong one with the words that say the fix.
 //!
 //! Everything goes through `kubectl`, because its user is the one who must understand the refusal. Nothing is stored but the resource itself.
-#![expect(clippy::unwrap_used, reason = "the helpers of these tests are tests too")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "the helpers of these tests are tests too"
+)]
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

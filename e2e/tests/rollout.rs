@@ -381,9 +381,7 @@ async fn run_under_load(
     context: Context,
     moments: &'static [Moment],
 ) -> anyhow::Result<(Value, usize)> {
-    let service = Service {
-        context: context.clone(),
-    };
+    let service = Service::at(context.clone(), NAME);
     let mut run = tokio::spawn(run_with_kills(context, moments));
     tokio::select! {
         early = &mut run => return early?,
