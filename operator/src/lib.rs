@@ -1,1 +1,9 @@
-//! Placeholder.
+//! The operator: `observe -> validate -> scrape -> judge -> plan -> build -> apply -> report`.
+//!
+//! The middle is pure: no client, no runtime, no clock. `apply` alone writes to the API; `clock` alone reads the time.
+#![forbid(unsafe_code)]
+
+pub mod action;
+pub mod observed;
+pub mod samples;
+pub mod validate;

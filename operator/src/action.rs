@@ -1,0 +1,174 @@
+//! What `plan` may ask for: a closed set of idempotent effects, executed in order by `apply.rs`, the only writer.
+//!
+//! Contract with the shell, on which the proofs in the simulator rest:
+//! 1. Actions run in order and the first error ends the pass. A crash between any two of them is harmless.
+//! 2. Before the first action of a plan the service is read again from the API (a consistent read, no cache). If its resourceVersion
+//!    is not the observed one, the whole plan is dropped and a new pass starts: nothing is ever done from stale memory.
+//! 3. `Remember` and `Report` replace the whole status with a resourceVersion precondition; a conflict ends the pass.
+//! 4. `Delete` carries the observed uid as its precondition. Every object made carries the controller owner reference.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use mixquant_crds::status::{MixQuantServiceStatus, Outcome, Reason};
+use mixquant_crds::{Digest, PrecisionPlan};
+use serde::Serialize;
+
+use crate::observed::{FrozenRevision, ObjectName, Traffic};
+
+/// One effect.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Action {
+    /// Memory before muscle: the status whose memory the actions after it act on.
+    Remember(Box<MixQuantServiceStatus>),
+    /// Creates the `ControllerRevision` that keeps a revision's template. Its data never change.
+    ApplyRevision(Box<NewRevision>),
+    /// Creates, scales or repairs the Deployment of a revision, from its frozen template.
+    ApplyDeployment(DeploymentRequest),
+    /// Creates, retargets or repairs the main Service.
+    ApplyTraffic(Traffic),
+    /// Creates a Job. One that exists is left as it is.
+    ApplyJob(JobRequest),
+    /// Deletes an object in the background.
+    Delete(ObjectRef),
+    /// Publishes an Event on the service; losing one loses nothing.
+    Publish(Event),
+    /// Counts in the operator's own metrics.
+    Count(Metric),
+    /// The last: display and conditions.
+    Report(Box<MixQuantServiceStatus>),
+}
+
+/// A revision to keep.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NewRevision {
+    /// `data` of the `ControllerRevision`.
+    pub frozen: FrozenRevision,
+    /// Its `revision`.
+    pub number: i64,
+}
+
+/// A Deployment as it should be.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeploymentRequest {
+    /// What its pods are built from.
+    pub frozen: FrozenRevision,
+    /// `spec.replicas`.
+    pub replicas: i32,
+}
+
+/// A Job as it should be; datasets, lengths, claims and resources are in the `ValidService`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct JobRequest {
+    /// Its name.
+    pub name: String,
+    /// What it does.
+    pub work: JobWork,
+}
+
+/// What a Job does.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum JobWork {
+    /// Makes an artifact by this plan and verifies it.
+    Calibrate {
+        /// What the artifact should hold.
+        plan: PrecisionPlan,
+        /// `spec.model.digest`: another model fails the Job.
+        expect_model: Option<Digest>,
+    },
+    /// Verifies an artifact that exists with the spec's engine image.
+    Verify {
+        /// The artifact.
+        artifact: Digest,
+    },
+}
+
+/// An object to delete.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectRef {
+    /// Kind and name.
+    pub object: ObjectName,
+    /// The precondition: another object of the name stays.
+    pub uid: String,
+}
+
+/// An Event on the service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Event {
+    /// Type Warning instead of Normal.
+    pub warning: bool,
+    /// Its reason, the same word as the condition's.
+    pub reason: Reason,
+    /// Its note: the evidence in one line.
+    pub note: String,
+}
+
+/// Something to count.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Metric {
+    /// `operator_metrics::ROLLBACKS`, by cause.
+    Rollback {
+        /// The label `cause`.
+        cause: Reason,
+    },
+    /// `operator_metrics::PROMOTIONS`.
+    Promotion,
+    /// `operator_metrics::VERDICTS`.
+    Verdict {
+        /// The label `gate`.
+        gate: Gate,
+        /// The label `verdict`.
+        outcome: Outcome,
+    },
+}
+
+/// The gates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Gate {
+    /// `spec.verification`, by a Job's report.
+    Precision,
+    /// `spec.slo.tpot`, by live traffic.
+    Tpot,
+}
+
+impl Gate {
+    /// The label's value.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Precision => "precision",
+            Self::Tpot => "tpot",
+        }
+    }
+}
+
+/// What to do now, and when time alone may change the answer.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Plan {
+    /// In order. Empty at rest.
+    pub actions: Vec<Action>,
+    /// Plan again after this span even if nothing happens; `None` at rest, where watches wake us.
+    pub requeue: Option<Duration>,
+    /// Since when samples of the trial count: `scrape.rs` takes its baselines at or after this moment and forgets older ones. `None`
+    /// when there is no trial to sample.
+    pub window: Option<Window>,
+}
+
+/// The requests that a verdict may rest on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Window {
+    /// When the step began plus the warm-up. Also the window's identity: another moment is another window.
+    pub since: Timestamp,
+    /// The revisions whose pods are scraped: stable and canary.
+    pub revisions: [String; 2],
+}

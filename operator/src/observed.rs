@@ -1,0 +1,238 @@
+//! One observation of the world as plain data: what `observe.rs` read, all that `plan` may know beside the samples and the time.
+//!
+//! Everything in the lists is owned by this service (controller owner reference with its uid). An object of a name that we would use
+//! but that belongs to someone else, or to an earlier service of the same name, goes to `foreign`: it is waited for, never adopted.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::PodTemplateSpec;
+use mixquant_crds::{Digest, JobMessage, MixQuantService};
+use serde::{Deserialize, Serialize};
+
+/// The world of one service at one moment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Observed {
+    /// The resource with its status, which is the operator's memory.
+    pub service: MixQuantService,
+    /// `spec.calibration.dataset`.
+    pub calibration_data: Dataset,
+    /// `spec.verification.dataset`.
+    pub evaluation_data: Dataset,
+    /// The claim of `spec.model.source`.
+    pub model_claim: Presence,
+    /// The claim of `spec.artifacts`.
+    pub artifact_claim: Presence,
+    /// Our Jobs.
+    #[serde(default)]
+    pub jobs: Vec<ObservedJob>,
+    /// Our `ControllerRevision`s.
+    #[serde(default)]
+    pub revisions: Vec<ObservedRevision>,
+    /// Our Deployments.
+    #[serde(default)]
+    pub deployments: Vec<ObservedDeployment>,
+    /// Our engine pods, without those that have finished.
+    #[serde(default)]
+    pub pods: Vec<ObservedPod>,
+    /// Our main Service; `None` when there is none.
+    #[serde(default)]
+    pub traffic: Option<ObservedTraffic>,
+    /// Objects of names that we use and that are not ours.
+    #[serde(default)]
+    pub foreign: Vec<ObjectName>,
+}
+
+/// Data in a `ConfigMap`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Dataset {
+    /// It is there and not empty.
+    Present {
+        /// Over the bytes of the key's value.
+        digest: Digest,
+    },
+    /// It is not there.
+    Missing {
+        /// What is missing, by name, such as ``ConfigMap `texts` has no key `a.txt` ``.
+        what: String,
+    },
+}
+
+/// Whether something that the spec names is there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Presence {
+    /// It is.
+    Present,
+    /// It is not.
+    Missing {
+        /// What is missing, by name, such as ``PersistentVolumeClaim `models` does not exist``.
+        what: String,
+    },
+}
+
+/// A kind of object that the operator makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Kind {
+    /// `batch/v1`.
+    Job,
+    /// `apps/v1`.
+    ControllerRevision,
+    /// `apps/v1`.
+    Deployment,
+    /// `v1`, the main Service.
+    Service,
+}
+
+/// An object in the service's namespace.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectName {
+    /// Its kind.
+    pub kind: Kind,
+    /// Its name.
+    pub name: String,
+}
+
+/// A calibration or verification Job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObservedJob {
+    /// Its name.
+    pub name: String,
+    /// Its uid, the precondition of its deletion.
+    pub uid: String,
+    /// Where it is. A Job that is being deleted is `Deleting` whatever it was.
+    pub state: JobState,
+    /// The termination message of its newest finished pod: `Err` with the reason when the text is no [`JobMessage`], `None` when no
+    /// pod has finished or the pod is gone.
+    #[serde(default)]
+    pub message: Option<Result<JobMessage, String>>,
+    /// When it was created.
+    pub created_at: Timestamp,
+    /// When it succeeded or failed.
+    #[serde(default)]
+    pub finished_at: Option<Timestamp>,
+    /// What keeps its pod from running: unschedulable, image pull, quota.
+    #[serde(default)]
+    pub pod_problem: Option<String>,
+}
+
+/// Where a Job is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum JobState {
+    /// Pods run, wait or are tried again.
+    Running,
+    /// Condition Complete.
+    Succeeded,
+    /// Condition Failed.
+    Failed {
+        /// The condition's reason: `BackoffLimitExceeded`, `DeadlineExceeded`, `PodFailurePolicy`.
+        reason: String,
+        /// The condition's message.
+        text: String,
+    },
+    /// It has a deletion timestamp.
+    Deleting,
+}
+
+/// A revision's rendered engine pod template, frozen: what a `ControllerRevision`'s `data` holds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FrozenRevision {
+    /// The short revision digest: the suffix of the Deployment's and the `ControllerRevision`'s name, the pods' revision label.
+    pub revision: String,
+    /// Over what the spec asked for (see `revision::intent`): finds this revision again whatever today's operator would render.
+    pub intent: Digest,
+    /// The model.
+    pub model_digest: Digest,
+    /// The artifact.
+    pub artifact_digest: Digest,
+    /// The engine image.
+    pub image: String,
+    /// The template without the revision label, which is added when the Deployment is built.
+    pub template: PodTemplateSpec,
+}
+
+/// A `ControllerRevision` of ours.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObservedRevision {
+    /// Its data.
+    pub frozen: FrozenRevision,
+    /// Its `revision` number, rising.
+    pub number: i64,
+    /// Its uid, the precondition of its deletion.
+    pub uid: String,
+}
+
+/// A Deployment of ours.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObservedDeployment {
+    /// The revision that it runs.
+    pub revision: String,
+    /// Its uid, the precondition of its deletion.
+    pub uid: String,
+    /// `spec.replicas`.
+    pub replicas: i32,
+    /// `status.replicas`: pods that exist, terminating ones not counted.
+    pub existing: i32,
+    /// `status.readyReplicas`.
+    pub ready: i32,
+    /// `status.availableReplicas`.
+    pub available: i32,
+    /// The Deployment controller has seen the newest spec and all pods are of it.
+    pub up_to_date: bool,
+    /// Its spec (replicas aside) is what we would apply; true when its `ControllerRevision` is gone and nothing can be compared.
+    pub matches: bool,
+    /// What is wrong with it or its pods: `ReplicaFailure` text, image pull, crash loop, unschedulable, out of memory.
+    #[serde(default)]
+    pub problem: Option<String>,
+}
+
+/// An engine pod.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObservedPod {
+    /// Its name.
+    pub name: String,
+    /// Its uid: with the process start time the identity of its counters.
+    pub uid: String,
+    /// The revision that it runs.
+    pub revision: String,
+    /// Where it is scraped, once it has one.
+    #[serde(default)]
+    pub ip: Option<String>,
+    /// Condition Ready.
+    pub ready: bool,
+    /// It has a deletion timestamp.
+    #[serde(default)]
+    pub terminating: bool,
+    /// Restarts of its container.
+    pub restarts: i32,
+    /// When it was created.
+    pub created_at: Timestamp,
+}
+
+/// The main Service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObservedTraffic {
+    /// The pods that it selects now; `None` when the selector is none of ours.
+    #[serde(default)]
+    pub selects: Option<Traffic>,
+    /// The rest of its spec (ports, type, labels) is what we would apply.
+    pub matches: bool,
+}
+
+/// The pods that the main Service selects.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Traffic {
+    /// Pods of one revision.
+    Only(String),
+    /// Engine pods of every revision of this service.
+    All,
+}

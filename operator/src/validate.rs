@@ -1,0 +1,400 @@
+//! From the resource to a `ValidService`: parsed, checked, in base units. After it nothing reads the raw spec.
+//!
+//! CEL refuses nearly everything here at the door; what went around the schema (an older CRD, a raw write) is named with its fix.
+
+use std::fmt;
+
+use mixquant_crds::service::{ConfigMapKey, EngineSpec, KvCacheSpec, Resources};
+use mixquant_crds::{
+    Decimal, DecodePlan, Digest, KvCacheMode, KvCachePlan, MixQuantService, MixQuantServiceSpec,
+    PrecisionPlan, PrefillPlan, PrefillScheme, Span,
+};
+use serde::Serialize;
+
+/// A service whose spec can work.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ValidService {
+    /// `metadata.name`.
+    pub name: String,
+    /// `metadata.namespace`.
+    pub namespace: String,
+    /// `metadata.uid`.
+    pub uid: String,
+    /// `metadata.generation`.
+    pub generation: i64,
+    /// Over the spec without `replicas`: what a person asked for. A failed revision is tried again when this changes, not when an
+    /// autoscaler changes the number of pods.
+    pub request: Digest,
+    /// The model.
+    pub model: Model,
+    /// What the calibration Job makes.
+    pub plan: PrecisionPlan,
+    /// How it measures.
+    pub calibration: Calibration,
+    /// How it is verified.
+    pub verification: Verification,
+    /// The claim for artifacts.
+    pub artifacts_claim: String,
+    /// The engine pods.
+    pub engine: EngineSpec,
+    /// Pods of stable.
+    pub replicas: i32,
+    /// The gate on live traffic.
+    pub tpot: TpotGate,
+    /// The way of a new revision.
+    pub rollout: Rollout,
+}
+
+/// The model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Model {
+    /// The served name.
+    pub name: String,
+    /// The claim.
+    pub claim: String,
+    /// The folder on it.
+    pub path: String,
+    /// The digest that it must have.
+    pub digest: Option<Digest>,
+}
+
+/// How a model is measured.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Calibration {
+    /// The data.
+    pub data: ConfigMapKey,
+    /// Texts to read.
+    pub samples: i32,
+    /// Tokens of each.
+    pub sequence_length: i32,
+    /// When the Job is ended.
+    pub active_deadline_seconds: i64,
+    /// What its container needs.
+    pub resources: Option<Resources>,
+}
+
+/// How an artifact is verified.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Verification {
+    /// The data.
+    pub data: ConfigMapKey,
+    /// Windows at most.
+    pub samples: i32,
+    /// Tokens in each.
+    pub sequence_length: i32,
+    /// The gate.
+    pub limits: PrecisionLimits,
+}
+
+/// The precision gate.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PrecisionLimits {
+    /// Percent.
+    pub max_perplexity_increase: f64,
+    /// Percent.
+    pub min_top1_agreement: f64,
+    /// Nats a token.
+    pub max_kl_p99: f64,
+}
+
+/// The gate on time per output token.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TpotGate {
+    /// In [0.5, 0.99].
+    pub quantile: f64,
+    /// The canary's quantile at most, seconds.
+    pub max_seconds: Option<f64>,
+    /// The canary's quantile over stable's at most, such as 1.1.
+    pub max_ratio: Option<f64>,
+}
+
+/// The way of a new revision; times in seconds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Rollout {
+    /// At least one, weights rising.
+    pub steps: Vec<Step>,
+    /// Between verdicts.
+    pub interval: u32,
+    /// Requests a track that a verdict needs.
+    pub min_samples: u64,
+    /// Fail verdicts in a row that roll back.
+    pub failure_limit: i32,
+    /// Seconds of a step that are not counted.
+    pub warm_up: u32,
+    /// A stage or step that takes longer has failed.
+    pub progress_deadline: u32,
+}
+
+/// One weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Step {
+    /// Percent, 1 to 99.
+    pub weight: i32,
+    /// Seconds at least.
+    pub hold: u32,
+}
+
+/// Why a spec cannot work: every problem found, each with its fix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InvalidSpec(pub Vec<String>);
+
+impl fmt::Display for InvalidSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("; "))
+    }
+}
+
+impl std::error::Error for InvalidSpec {}
+
+/// Collects problems so that one pass names all of them.
+#[derive(Default)]
+struct Problems(Vec<String>);
+
+impl Problems {
+    fn require(&mut self, holds: bool, message: &str) {
+        if !holds {
+            self.0.push(message.to_owned());
+        }
+    }
+
+    fn decimal(&mut self, field: &str, text: &Decimal) -> f64 {
+        text.value().unwrap_or_else(|| {
+            self.0
+                .push(format!("{field} is `{text}`: write a decimal number"));
+            0.0
+        })
+    }
+
+    fn seconds(&mut self, field: &str, span: &Span) -> u32 {
+        span.seconds().unwrap_or_else(|| {
+            self.0.push(format!(
+                "{field} is `{span}`: write a span such as 60s, 5m or 1h"
+            ));
+            0
+        })
+    }
+
+    fn text<'a>(&mut self, field: &str, value: Option<&'a str>) -> &'a str {
+        value.unwrap_or_else(|| {
+            self.0.push(format!("{field} is missing"));
+            ""
+        })
+    }
+}
+
+/// Checks a resource and puts it into base units.
+///
+/// # Errors
+/// Every problem of the spec, each with its fix.
+pub fn validate(service: &MixQuantService) -> Result<ValidService, InvalidSpec> {
+    let spec = &service.spec;
+    let mut problems = Problems::default();
+    let metadata = &service.metadata;
+    let valid = ValidService {
+        name: problems
+            .text("metadata.name", metadata.name.as_deref())
+            .to_owned(),
+        namespace: problems
+            .text("metadata.namespace", metadata.namespace.as_deref())
+            .to_owned(),
+        uid: problems
+            .text("metadata.uid", metadata.uid.as_deref())
+            .to_owned(),
+        generation: metadata.generation.unwrap_or(0),
+        request: request_digest(spec),
+        model: Model {
+            name: spec.model.name.clone(),
+            claim: spec.model.source.persistent_volume_claim.claim_name.clone(),
+            path: spec.model.source.persistent_volume_claim.path.clone(),
+            digest: spec.model.digest.clone(),
+        },
+        plan: precision_plan(spec, &mut problems),
+        calibration: Calibration {
+            data: spec.calibration.dataset.config_map.clone(),
+            samples: spec.calibration.samples,
+            sequence_length: spec.calibration.sequence_length,
+            active_deadline_seconds: spec.calibration.active_deadline_seconds,
+            resources: spec.calibration.resources.clone(),
+        },
+        verification: verification(spec, &mut problems),
+        artifacts_claim: spec.artifacts.persistent_volume_claim.claim_name.clone(),
+        engine: spec.engine.clone(),
+        replicas: spec.replicas,
+        tpot: tpot_gate(spec, &mut problems),
+        rollout: rollout(spec, &mut problems),
+    };
+    problems.require(
+        (1..=1000).contains(&valid.replicas),
+        "replicas must lie between 1 and 1000",
+    );
+    problems.require(
+        valid.calibration.data != valid.verification.data,
+        "verification.dataset is the calibration data: verify on texts that calibration has not seen",
+    );
+    if problems.0.is_empty() {
+        Ok(valid)
+    } else {
+        Err(InvalidSpec(problems.0))
+    }
+}
+
+/// See [`ValidService::request`].
+fn request_digest(spec: &MixQuantServiceSpec) -> Digest {
+    let mut without_replicas = spec.clone();
+    without_replicas.replicas = 0;
+    Digest::of_json(&without_replicas).expect("a spec is plain data with text keys")
+}
+
+fn precision_plan(spec: &MixQuantServiceSpec, problems: &mut Problems) -> PrecisionPlan {
+    let precision = &spec.precision;
+    let prefill = match precision.prefill.scheme {
+        PrefillScheme::Precise => 1,
+        PrefillScheme::W8A8 => precision
+            .prefill
+            .min_prompt_tokens
+            .and_then(|tokens| u32::try_from(tokens).ok())
+            .unwrap_or(0),
+    };
+    let plan = PrecisionPlan {
+        prefill: PrefillPlan {
+            scheme: precision.prefill.scheme,
+            min_prompt_tokens: prefill,
+        },
+        decode: DecodePlan {
+            scheme: precision.decode.scheme,
+        },
+        kv_cache: kv_cache_plan(&precision.kv_cache, problems),
+    };
+    if let Err(problem) = plan.check() {
+        problems.0.push(format!("precision.{problem}"));
+    }
+    plan
+}
+
+fn kv_cache_plan(spec: &KvCacheSpec, problems: &mut Problems) -> KvCachePlan {
+    let count = |value: i32| u32::try_from(value).unwrap_or(0);
+    let mut plan = KvCachePlan {
+        mode: spec.mode,
+        default: spec.default,
+        important: spec.important.unwrap_or(spec.default),
+        quantile: 0.9,
+        sink_tokens: 0,
+        recent_tokens: 0,
+        block_size: count(spec.block_size),
+    };
+    match (spec.mode, &spec.importance) {
+        (KvCacheMode::AttentionMixedPrecision, Some(importance)) => {
+            plan.quantile = problems.decimal(
+                "precision.kvCache.importance.quantile",
+                &importance.quantile,
+            );
+            plan.sink_tokens = count(importance.sink_tokens);
+            plan.recent_tokens = count(importance.recent_tokens);
+        }
+        (KvCacheMode::AttentionMixedPrecision, None) => problems.0.push(
+            "precision.kvCache.importance is missing: mode AttentionMixedPrecision needs it".into(),
+        ),
+        (KvCacheMode::Uniform, None) => {}
+        (KvCacheMode::Uniform, Some(_)) => problems
+            .0
+            .push("precision.kvCache.importance cannot act in mode Uniform: leave it out".into()),
+    }
+    plan
+}
+
+fn verification(spec: &MixQuantServiceSpec, problems: &mut Problems) -> Verification {
+    let spec = &spec.verification;
+    Verification {
+        data: spec.dataset.config_map.clone(),
+        samples: spec.samples,
+        sequence_length: spec.sequence_length,
+        limits: PrecisionLimits {
+            max_perplexity_increase: problems.decimal(
+                "verification.maxPerplexityIncreasePercent",
+                &spec.max_perplexity_increase_percent,
+            ),
+            min_top1_agreement: problems.decimal(
+                "verification.minTop1AgreementPercent",
+                &spec.min_top1_agreement_percent,
+            ),
+            max_kl_p99: problems.decimal("verification.maxKlP99", &spec.max_kl_p99),
+        },
+    }
+}
+
+fn tpot_gate(spec: &MixQuantServiceSpec, problems: &mut Problems) -> TpotGate {
+    let tpot = &spec.slo.tpot;
+    let gate = TpotGate {
+        quantile: problems.decimal("slo.tpot.quantile", &tpot.quantile),
+        max_seconds: tpot
+            .max_milliseconds
+            .map(|milliseconds| f64::from(milliseconds) / 1000.0),
+        max_ratio: tpot
+            .max_regression_percent
+            .map(|percent| 1.0 + f64::from(percent) / 100.0),
+    };
+    problems.require(
+        (0.5..=0.99).contains(&gate.quantile),
+        "slo.tpot.quantile must lie between 0.5 and 0.99",
+    );
+    problems.require(
+        gate.max_seconds.is_some() || gate.max_ratio.is_some(),
+        "slo.tpot limits nothing: set maxMilliseconds, maxRegressionPercent or both",
+    );
+    gate
+}
+
+fn rollout(spec: &MixQuantServiceSpec, problems: &mut Problems) -> Rollout {
+    let rollout = &spec.rollout;
+    let analysis = &rollout.analysis;
+    let valid = Rollout {
+        steps: rollout
+            .steps
+            .iter()
+            .map(|step| Step {
+                weight: step.weight,
+                hold: problems.seconds("rollout.steps[].hold", &step.hold),
+            })
+            .collect(),
+        interval: problems.seconds("rollout.analysis.interval", &analysis.interval),
+        min_samples: u64::try_from(analysis.min_samples).unwrap_or(0),
+        failure_limit: analysis.failure_limit,
+        warm_up: problems.seconds("rollout.analysis.warmUp", &analysis.warm_up),
+        progress_deadline: u32::try_from(rollout.progress_deadline_seconds).unwrap_or(0),
+    };
+    problems.require(
+        !valid.steps.is_empty()
+            && valid
+                .steps
+                .iter()
+                .all(|step| (1..=99).contains(&step.weight)),
+        "rollout.steps needs at least one step with a weight between 1 and 99",
+    );
+    problems.require(
+        valid
+            .steps
+            .windows(2)
+            .all(|pair| pair[0].weight < pair[1].weight),
+        "rollout.steps must have rising weights",
+    );
+    problems.require(
+        valid
+            .steps
+            .iter()
+            .all(|step| step.hold.saturating_add(valid.warm_up) < valid.progress_deadline),
+        "rollout.progressDeadlineSeconds is not above the longest step's hold plus analysis.warmUp: raise it",
+    );
+    problems.require(
+        valid.interval >= 1 && valid.min_samples >= 1 && valid.failure_limit >= 1,
+        "rollout.analysis needs interval, minSamples and failureLimit of at least 1",
+    );
+    valid
+}
