@@ -97,6 +97,8 @@ pub struct RolloutStatus {
     pub step_started_at: Time,
     /// The generation whose spec is rolled out.
     pub generation: i64,
+    /// Over that spec without `replicas`: another request begins the trial anew, a scaled service does not.
+    pub request: Digest,
     /// Display: percent of the ready pods that are the canary's.
     #[serde(default)]
     pub weight: i32,
@@ -163,6 +165,8 @@ pub struct FailedRevision {
     pub revision: String,
     /// The generation that asked for it.
     pub generation: i64,
+    /// Over that generation's spec without `replicas`: another request tries the revision again.
+    pub request: Digest,
     /// Why, as the conditions' reason.
     pub reason: Reason,
     /// The evidence in one line.
@@ -251,7 +255,7 @@ pub enum Reason {
     RolledBack,
     /// A stage of the rollout took too long.
     ProgressDeadlineExceeded,
-    /// Something that the spec names is missing.
+    /// Something that the spec names is missing, or a name that we need is taken.
     DependencyMissing,
     /// The spec cannot work.
     InvalidSpec,

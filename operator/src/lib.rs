@@ -4,6 +4,11 @@
 #![forbid(unsafe_code)]
 
 pub mod action;
+pub mod canary;
+pub mod judge;
 pub mod observed;
+pub mod plan;
+pub mod revision;
 pub mod samples;
+pub mod status;
 pub mod validate;

@@ -1,0 +1,148 @@
+//! The arithmetic of a trial: pods of a step, the weight that they achieve, when a verdict is due and when time is up.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use mixquant_crds::status::{RolloutStage, RolloutStatus};
+
+use crate::action::Window;
+use crate::revision::seconds_between;
+use crate::validate::{Rollout, Step};
+
+/// Pods that take about `weight` percent of the traffic beside `stable` pods: `weight / (100 - weight) * stable`, rounded, at least 1.
+pub fn replicas(weight: i32, stable: i32) -> i32 {
+    let weight = weight.clamp(1, 99);
+    let rest = 100 - weight;
+    ((weight * stable + rest / 2) / rest).max(1)
+}
+
+/// Percent of the ready pods that are the canary's, rounded; with a plain Service their share of the traffic.
+pub fn achieved_weight(canary_ready: i32, stable_ready: i32) -> i32 {
+    let all = canary_ready + stable_ready;
+    if all <= 0 {
+        return 0;
+    }
+    (canary_ready * 100 + all / 2) / all
+}
+
+/// The step that a trial is at. An index that no step has (a forged status) is the last step.
+pub fn step(rollout: &Rollout, index: i32) -> Step {
+    let index = usize::try_from(index).unwrap_or(0);
+    *rollout
+        .steps
+        .get(index)
+        .or(rollout.steps.last())
+        .expect("validate refuses a rollout without steps")
+}
+
+/// Whether the step after `index` exists.
+pub fn has_next(rollout: &Rollout, index: i32) -> bool {
+    usize::try_from(index).is_ok_and(|index| index + 1 < rollout.steps.len())
+}
+
+/// Pods that the canary should have now, beside `stable` pods wanted.
+pub fn size(rollout: &Rollout, at: &RolloutStatus, stable: i32) -> i32 {
+    let of_step = replicas(step(rollout, at.step).weight, stable);
+    match at.stage {
+        RolloutStage::Starting | RolloutStage::Stepping => of_step,
+        // Never fewer than in the last step: pods under judgement are not taken away.
+        RolloutStage::Promoting => of_step.max(stable),
+        RolloutStage::RollingBack => 0,
+    }
+}
+
+/// The samples that a verdict of this step may rest on begin here.
+pub fn window_start(rollout: &Rollout, at: &RolloutStatus) -> Timestamp {
+    later(at.step_started_at.0, rollout.warm_up)
+}
+
+/// What is to be sampled for the trial; nothing while no traffic reaches the canary.
+pub fn window(rollout: &Rollout, at: &RolloutStatus, stable: &str, canary: &str) -> Option<Window> {
+    match at.stage {
+        RolloutStage::Stepping | RolloutStage::Promoting => Some(Window {
+            since: window_start(rollout, at),
+            revisions: [stable.to_owned(), canary.to_owned()],
+        }),
+        RolloutStage::Starting | RolloutStage::RollingBack => None,
+    }
+}
+
+/// When the next verdict is due: an interval after the window began, then an interval after each verdict.
+pub fn verdict_due(rollout: &Rollout, at: &RolloutStatus) -> Timestamp {
+    let start = window_start(rollout, at);
+    let last = at.verdict.as_ref().map_or(start, |verdict| verdict.at.0);
+    later(last.max(start), rollout.interval)
+}
+
+/// Whether the step has lasted as long as it must.
+pub fn held(rollout: &Rollout, at: &RolloutStatus, now: Timestamp) -> bool {
+    let hold = step(rollout, at.step).hold;
+    seconds_between(at.step_started_at.0, now) >= i64::from(hold)
+}
+
+/// When the stage or step has failed by taking too long.
+pub fn deadline(rollout: &Rollout, at: &RolloutStatus) -> Timestamp {
+    later(at.step_started_at.0, rollout.progress_deadline)
+}
+
+/// How long until `then`, at least one second: a pass that came a moment early is not repeated at once.
+pub fn until(then: Timestamp, now: Timestamp) -> Duration {
+    let seconds = (then.as_second() - now.as_second()).max(1);
+    Duration::from_secs(seconds.unsigned_abs())
+}
+
+/// `seconds` after `at`; the end of time when there is no such moment.
+pub fn later(at: Timestamp, seconds: u32) -> Timestamp {
+    at.checked_add(jiff::SignedDuration::from_secs(i64::from(seconds)))
+        .unwrap_or(Timestamp::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn canary_pods_are_the_nearest_whole_number_and_at_least_one() {
+        let table = [
+            (10, 1, 1),
+            (10, 2, 1),
+            (10, 9, 1),
+            (10, 18, 2),
+            (20, 4, 1),
+            (50, 1, 1),
+            (50, 2, 2),
+            (50, 1000, 1000),
+            (80, 2, 8),
+            (1, 1000, 10),
+            (99, 1000, 99_000),
+        ];
+        for (weight, stable, expected) in table {
+            assert_eq!(replicas(weight, stable), expected, "{weight} % of {stable}");
+        }
+    }
+
+    #[test]
+    fn a_rising_weight_never_takes_pods_away() {
+        for stable in 1..60 {
+            for weight in 1..99 {
+                assert!(replicas(weight, stable) <= replicas(weight + 1, stable));
+            }
+        }
+    }
+
+    #[test]
+    fn the_achieved_weight_is_the_share_of_ready_pods() {
+        assert_eq!(achieved_weight(1, 2), 33);
+        assert_eq!(achieved_weight(2, 2), 50);
+        assert_eq!(achieved_weight(0, 2), 0);
+        assert_eq!(achieved_weight(0, 0), 0);
+        assert_eq!(achieved_weight(3, 0), 100);
+    }
+
+    #[test]
+    fn a_wait_is_at_least_one_second() {
+        let now = Timestamp::UNIX_EPOCH;
+        assert_eq!(until(now, now), Duration::from_secs(1));
+        assert_eq!(until(later(now, 90), now), Duration::from_secs(90));
+    }
+}

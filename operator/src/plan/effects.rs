@@ -1,0 +1,301 @@
+//! What must be done so that the world is what the memory says: in the order in which serving never suffers.
+//!
+//! Turn traffic (towards pods that this pass has seen ready), keep the template, add pods, and take pods away only when the Service has
+//! been *seen* not to select them. Everything is a difference to what was observed, so that a world that is right needs no action.
+
+use mixquant_crds::MixQuantServiceStatus;
+use mixquant_crds::status::{Reason, RolloutStage};
+
+use super::{Decisions, Measured, World};
+use crate::action::{Action, DeploymentRequest, JobRequest, NewRevision, ObjectRef};
+use crate::canary;
+use crate::observed::{FrozenRevision, JobState, Kind, ObjectName, ObservedDeployment, Traffic};
+use crate::revision::object_name;
+
+/// Revisions that are neither stable nor canary and are kept at no pods, newest first.
+const HISTORY: usize = 5;
+
+/// The pods that the main Service should select; `None` while there is nothing to select.
+pub(super) fn wanted_traffic(memory: &MixQuantServiceStatus) -> Option<Traffic> {
+    let stable = memory.stable.as_ref()?;
+    let shares = memory.canary.is_some()
+        && memory.rollout.as_ref().is_some_and(|at| match at.stage {
+            RolloutStage::Stepping | RolloutStage::Promoting => true,
+            RolloutStage::Starting | RolloutStage::RollingBack => false,
+        });
+    Some(if shares {
+        Traffic::All
+    } else {
+        Traffic::Only(stable.revision.clone())
+    })
+}
+
+/// Whether the Service has been seen to select what it should.
+pub fn traffic_is_right(world: &World<'_>, memory: &MixQuantServiceStatus) -> bool {
+    let seen = world.observed.traffic.as_ref();
+    wanted_traffic(memory) == seen.and_then(|traffic| traffic.selects.clone())
+}
+
+/// Whether no pod of a third revision is left that would share the canary's traffic.
+pub(super) fn others_are_gone(world: &World<'_>, memory: &MixQuantServiceStatus) -> bool {
+    let mut deployments = world.observed.deployments.iter();
+    deployments.all(|deployment| {
+        wanted_replicas(world, memory, &deployment.revision).is_some()
+            || (deployment.replicas == 0 && deployment.existing == 0)
+    })
+}
+
+/// The pods of a revision with a role; `None` for one without.
+fn wanted_replicas(
+    world: &World<'_>,
+    memory: &MixQuantServiceStatus,
+    revision: &str,
+) -> Option<i32> {
+    let is = |role: &Option<mixquant_crds::status::RevisionStatus>| {
+        role.as_ref().is_some_and(|role| role.revision == revision)
+    };
+    if is(&memory.stable) {
+        return Some(world.valid.replicas);
+    }
+    let at = memory.rollout.as_ref().filter(|_| is(&memory.canary))?;
+    Some(match (at.stage, &memory.stable) {
+        (RolloutStage::RollingBack, _) => 0,
+        (RolloutStage::Starting | RolloutStage::Stepping | RolloutStage::Promoting, None) => {
+            world.valid.replicas
+        }
+        (RolloutStage::Starting | RolloutStage::Stepping | RolloutStage::Promoting, Some(_)) => {
+            canary::size(&world.valid.rollout, at, world.valid.replicas)
+        }
+    })
+}
+
+/// Everything to be done in this pass, in order.
+pub(super) fn effects(
+    world: &World<'_>,
+    decisions: &mut Decisions,
+    measured: &Measured,
+    target: Option<&FrozenRevision>,
+) -> Vec<Action> {
+    let mut actions = Vec::new();
+    jobs(world, decisions, measured, &mut actions);
+    traffic(world, decisions, &mut actions);
+    roles(world, decisions, target, &mut actions);
+    leavers(world, decisions, &mut actions);
+    history(world, decisions, target, &mut actions);
+    actions
+}
+
+fn name(kind: Kind, name: String) -> ObjectName {
+    ObjectName { kind, name }
+}
+
+/// Adds an action on an object unless the name is someone else's.
+fn push(
+    world: &World<'_>,
+    decisions: &mut Decisions,
+    actions: &mut Vec<Action>,
+    (object, action): (ObjectName, Action),
+) {
+    if world.is_foreign(&object) {
+        if !decisions.blocked.contains(&object) {
+            decisions.blocked.push(object);
+        }
+    } else {
+        actions.push(action);
+    }
+}
+
+fn jobs(
+    world: &World<'_>,
+    decisions: &mut Decisions,
+    measured: &Measured,
+    actions: &mut Vec<Action>,
+) {
+    let keep = match measured {
+        // What is wanted is unknown, so nothing is known to be unwanted.
+        Measured::Waiting { .. } | Measured::Invalid { .. } => return,
+        Measured::Running {
+            job, keep, remove, ..
+        } => {
+            wanted_job(world, decisions, (job, remove.as_ref()), actions);
+            keep
+        }
+        Measured::Failed { keep, .. }
+        | Measured::Rejected { keep, .. }
+        | Measured::Accepted { keep, .. } => keep,
+    };
+    for job in &world.observed.jobs {
+        if !keep.contains(&job.name) && job.state != JobState::Deleting {
+            actions.push(Action::Delete(ObjectRef {
+                object: name(Kind::Job, job.name.clone()),
+                uid: job.uid.clone(),
+            }));
+        }
+    }
+}
+
+fn wanted_job(
+    world: &World<'_>,
+    decisions: &mut Decisions,
+    (job, remove): (&JobRequest, Option<&ObjectRef>),
+    actions: &mut Vec<Action>,
+) {
+    if let Some(old) = remove {
+        actions.push(Action::Delete(old.clone()));
+    } else if !world.observed.jobs.iter().any(|seen| seen.name == job.name) {
+        let object = name(Kind::Job, job.name.clone());
+        let action = Action::ApplyJob(job.clone());
+        if !world.is_foreign(&object) {
+            decisions.tell(
+                false,
+                Reason::Calibrating,
+                format!("Job {} starts", job.name),
+            );
+        }
+        push(world, decisions, actions, (object, action));
+    }
+}
+
+/// Stable and canary: their template is kept, their pods are there.
+fn roles(
+    world: &World<'_>,
+    decisions: &mut Decisions,
+    target: Option<&FrozenRevision>,
+    actions: &mut Vec<Action>,
+) {
+    let memory = decisions.memory.clone();
+    for role in [&memory.stable, &memory.canary].into_iter().flatten() {
+        let kept = world.observed.revisions.iter();
+        let kept = kept.map(|kept| &kept.frozen);
+        let known = kept.clone().find(|kept| kept.revision == role.revision);
+        let frozen = known.or(target.filter(|target| target.revision == role.revision));
+        let seen = world.deployment(&role.revision);
+        let replicas = wanted_replicas(world, &memory, &role.revision);
+        let Some(frozen) = frozen else {
+            // Its template is lost: what should run is left running, what should not is deleted.
+            if let (Some(seen), Some(0), true) = (seen, replicas, traffic_is_right(world, &memory))
+            {
+                actions.push(delete_deployment(world, seen));
+            }
+            continue;
+        };
+        let object = object_name(&world.valid.name, &role.revision);
+        if known.is_none() {
+            let number = world.observed.revisions.iter().map(|kept| kept.number);
+            let action = Action::ApplyRevision(Box::new(NewRevision {
+                frozen: frozen.clone(),
+                number: number.max().unwrap_or(0) + 1,
+            }));
+            let object = name(Kind::ControllerRevision, object.clone());
+            push(world, decisions, actions, (object, action));
+        }
+        let Some(replicas) = replicas else {
+            continue;
+        };
+        let right = match seen {
+            Some(seen) => seen.matches && seen.replicas == replicas,
+            // Nothing to take away.
+            None => replicas == 0,
+        };
+        // Taking away waits until the Service is seen elsewhere.
+        if right || (replicas == 0 && !traffic_is_right(world, &memory)) {
+            continue;
+        }
+        let action = Action::ApplyDeployment(DeploymentRequest {
+            frozen: frozen.clone(),
+            replicas,
+        });
+        let object = name(Kind::Deployment, object);
+        push(world, decisions, actions, (object, action));
+    }
+}
+
+fn traffic(world: &World<'_>, decisions: &mut Decisions, actions: &mut Vec<Action>) {
+    let Some(wanted) = wanted_traffic(&decisions.memory) else {
+        return;
+    };
+    let right = world.observed.traffic.as_ref();
+    let right = right.is_some_and(|seen| seen.matches && seen.selects.as_ref() == Some(&wanted));
+    if !right {
+        let object = name(Kind::Service, world.valid.name.clone());
+        push(
+            world,
+            decisions,
+            actions,
+            (object, Action::ApplyTraffic(wanted)),
+        );
+    }
+}
+
+/// Deployments without a role lose their pods once the Service is seen not to select them.
+fn leavers(world: &World<'_>, decisions: &mut Decisions, actions: &mut Vec<Action>) {
+    if !traffic_is_right(world, &decisions.memory) {
+        return;
+    }
+    for deployment in without_role(world, decisions) {
+        let mut kept = world.observed.revisions.iter();
+        match kept.find(|kept| kept.frozen.revision == deployment.revision) {
+            Some(_) if deployment.replicas == 0 => {}
+            Some(kept) => actions.push(Action::ApplyDeployment(DeploymentRequest {
+                frozen: kept.frozen.clone(),
+                replicas: 0,
+            })),
+            // It could never be used again.
+            None => actions.push(delete_deployment(world, deployment)),
+        }
+    }
+}
+
+fn without_role<'a>(
+    world: &World<'a>,
+    decisions: &Decisions,
+) -> impl Iterator<Item = &'a ObservedDeployment> {
+    let has_role = roles_of(decisions);
+    let deployments = world.observed.deployments.iter();
+    deployments.filter(move |deployment| !has_role.contains(&deployment.revision))
+}
+
+fn roles_of(decisions: &Decisions) -> Vec<String> {
+    let memory = &decisions.memory;
+    let roles = [&memory.stable, &memory.canary].into_iter().flatten();
+    roles.map(|role| role.revision.clone()).collect()
+}
+
+fn delete_deployment(world: &World<'_>, deployment: &ObservedDeployment) -> Action {
+    Action::Delete(ObjectRef {
+        object: name(
+            Kind::Deployment,
+            object_name(&world.valid.name, &deployment.revision),
+        ),
+        uid: deployment.uid.clone(),
+    })
+}
+
+/// Old revisions beyond the history go, pods first seen gone.
+fn history(
+    world: &World<'_>,
+    decisions: &Decisions,
+    target: Option<&FrozenRevision>,
+    actions: &mut Vec<Action>,
+) {
+    let mut used = roles_of(decisions);
+    used.extend(target.map(|target| target.revision.clone()));
+    let kept = world.observed.revisions.iter();
+    let mut old: Vec<_> = kept
+        .filter(|kept| !used.contains(&kept.frozen.revision))
+        .collect();
+    old.sort_by_key(|kept| std::cmp::Reverse(kept.number));
+    for kept in old.into_iter().skip(HISTORY) {
+        match world.deployment(&kept.frozen.revision) {
+            Some(deployment) if deployment.replicas > 0 => {}
+            Some(deployment) => actions.push(delete_deployment(world, deployment)),
+            None => actions.push(Action::Delete(ObjectRef {
+                object: name(
+                    Kind::ControllerRevision,
+                    object_name(&world.valid.name, &kept.frozen.revision),
+                ),
+                uid: kept.uid.clone(),
+            })),
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Identities: what names a Job, what names a revision, and how a revision is found again.
+//!
+//! Names are digests of what they stand for, so the same wish always finds the same object and going back makes nothing anew.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::PodTemplateSpec;
+use mixquant_crds::{CalibrationReport, Digest};
+use serde_json::json;
+
+use crate::observed::{FrozenRevision, ObservedRevision};
+use crate::validate::ValidService;
+
+/// Raised when calibration itself changes its meaning: all services are then calibrated anew.
+const CALIBRATION_SCHEMA: u32 = 1;
+
+/// Finished Jobs keep their pod, and so their message, for a moment after the Job says that it is done; a missing message before this
+/// many seconds may only be late.
+pub const LATE_MESSAGE_SECONDS: i64 = 60;
+
+/// Renders the engine pod template of a service that serves an artifact. The shell passes `build::deployment::template`.
+pub type Render = fn(&ValidService, &Digest) -> PodTemplateSpec;
+
+/// Over everything that a calibration Job reads. The engine image and the gate's limits are not part of it: another image only
+/// verifies, and limits are judged on numbers that are already known.
+pub fn inputs(
+    service: &ValidService,
+    calibration_data: &Digest,
+    evaluation_data: &Digest,
+) -> Digest {
+    let model = &service.model;
+    digest(&json!({
+        "schema": CALIBRATION_SCHEMA,
+        "model": {"claim": model.claim, "path": model.path, "digest": model.digest},
+        "plan": service.plan,
+        "calibration": {
+            "data": calibration_data,
+            "samples": service.calibration.samples,
+            "sequenceLength": service.calibration.sequence_length,
+        },
+        "evaluation": {
+            "data": evaluation_data,
+            "samples": service.verification.samples,
+            "sequenceLength": service.verification.sequence_length,
+        },
+        "artifacts": service.artifacts_claim,
+    }))
+}
+
+/// Over what a verify-only Job measures: an artifact, by an image, on the evaluation data that are part of `inputs`.
+pub fn verification(inputs: &Digest, artifact: &Digest, image: &str) -> Digest {
+    digest(&json!({"inputs": inputs, "artifact": artifact, "image": image}))
+}
+
+/// Over what the spec asks of engine pods: everything that a template is rendered from. A revision with the same intent is used again
+/// whatever today's operator would render, so an operator upgrade restarts no pod.
+pub fn intent(service: &ValidService, report: &CalibrationReport) -> Digest {
+    digest(&json!({
+        "model": {"name": service.model.name, "claim": service.model.claim, "path": service.model.path},
+        "modelDigest": report.model_digest,
+        "artifactDigest": report.artifact_digest,
+        "artifacts": service.artifacts_claim,
+        "engine": service.engine,
+    }))
+}
+
+/// The revision that serves `report`'s artifact as the spec asks: one that is kept already (those in `preferred` first), or a new one.
+pub fn find_or_freeze(
+    service: &ValidService,
+    report: &CalibrationReport,
+    kept: &[ObservedRevision],
+    preferred: &[&str],
+    render: Render,
+) -> FrozenRevision {
+    let intent = intent(service, report);
+    let same = || kept.iter().filter(|kept| kept.frozen.intent == intent);
+    let found = preferred
+        .iter()
+        .find_map(|revision| same().find(|kept| kept.frozen.revision == **revision))
+        .or_else(|| same().max_by_key(|kept| kept.number));
+    if let Some(found) = found {
+        return found.frozen.clone();
+    }
+    let template = render(service, &report.artifact_digest);
+    let revision = digest(&json!({
+        "modelDigest": report.model_digest,
+        "artifactDigest": report.artifact_digest,
+        "template": template,
+    }));
+    FrozenRevision {
+        revision: revision.short().to_owned(),
+        intent,
+        model_digest: report.model_digest.clone(),
+        artifact_digest: report.artifact_digest.clone(),
+        image: service.engine.image.clone(),
+        template,
+    }
+}
+
+/// The name of a revision's Deployment and `ControllerRevision`.
+pub fn object_name(service: &str, revision: &str) -> String {
+    format!("{service}-{revision}")
+}
+
+/// The names that a calibration Job may have: the second is used once when the first succeeded and its message was lost. At most 63
+/// characters for a service name of 40.
+pub fn calibration_names(service: &str, inputs: &Digest) -> [String; 2] {
+    attempts(format!("{service}-calibrate-{}", inputs.short()))
+}
+
+/// The same for a verify-only Job.
+pub fn verification_names(service: &str, verification: &Digest) -> [String; 2] {
+    attempts(format!("{service}-verify-{}", verification.short()))
+}
+
+fn attempts(name: String) -> [String; 2] {
+    let second = format!("{name}-2");
+    [name, second]
+}
+
+/// Whole seconds from `since` to `now`; 0 when `since` lies ahead, so that a clock that was set back never shortens a wait to less
+/// than nothing.
+pub fn seconds_between(since: Timestamp, now: Timestamp) -> i64 {
+    (now.as_second() - since.as_second()).max(0)
+}
+
+fn digest(value: &serde_json::Value) -> Digest {
+    Digest::of_json(value).expect("a JSON value is JSON")
+}
