@@ -5,7 +5,6 @@
 use std::any::Any;
 use std::fs;
 use std::io::{self, Write as _};
-use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
@@ -15,6 +14,7 @@ use mixquant_crds::{JobFailure, JobMessage, PrecisionPlan};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::error::{Error, Result};
+use crate::kernels::threads;
 use crate::progress::Progress;
 
 /// Runs `work` and leaves its answer, or why there is none, in the file at `message_path`.
@@ -58,21 +58,12 @@ pub fn parse_plan(text: &str) -> Result<PrecisionPlan, String> {
     Ok(plan)
 }
 
-/// Sizes the worker threads of this process, before their first use.
+/// Sizes the computing threads of this process, before their first use; the CPU limit when no number is given.
 ///
 /// # Errors
-/// 0 threads, or threads that are there already.
+/// 0 or too many threads.
 pub fn use_threads(threads: Option<usize>) -> Result<()> {
-    // The standard library's number minds affinity and the CPU limits of cgroups v1 and v2.
-    let threads =
-        threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, NonZero::get));
-    if threads == 0 {
-        return Err(Error::plan("--threads 0 computes nothing: give at least 1"));
-    }
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .build_global();
-    pool.map_err(|error| Error::internal(format!("cannot start {threads} threads: {error}")))
+    threads::configure(threads).map(drop)
 }
 
 /// Prints the answer to stdout.

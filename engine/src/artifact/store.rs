@@ -199,8 +199,19 @@ fn write_synced(path: &Path, content: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
+/// Some network file systems cannot sync a folder; they write its entries through anyway.
 fn sync_folder(path: &Path) -> io::Result<()> {
-    File::open(path)?.sync_all()
+    match File::open(path)?.sync_all() {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported
+            ) =>
+        {
+            Ok(())
+        }
+        result => result,
+    }
 }
 
 /// Temporary files and folders are private; engine pods may run as another user than the Job.
