@@ -2,14 +2,17 @@
 //!
 //! The forward appends and reads; the plan decides the tiers. Nothing is decided anywhere else, and nothing is quantised twice.
 
+mod block;
+pub(crate) mod hadamard;
 mod head;
 pub mod importance;
 
 use std::sync::Arc;
 
-use mixquant_crds::{KvCachePlan, KvPrecision};
+use mixquant_crds::{KvCacheMode, KvCachePlan, KvPrecision};
+use rayon::prelude::*;
 
-pub(crate) use self::head::HeadCache;
+pub(crate) use self::head::{HeadCache, Received};
 pub use self::importance::Importance;
 
 /// What all heads of a cache share.
@@ -107,8 +110,23 @@ impl KvCache {
         &mut self.heads[layer * heads..(layer + 1) * heads]
     }
 
-    /// All layers have appended so many tokens.
+    /// Whether tiers depend on the attention that keys receive.
+    pub(crate) fn watches_attention(&self) -> bool {
+        self.layout.plan.mode == KvCacheMode::AttentionMixedPrecision
+    }
+
+    /// All layers have appended so many tokens: quantises what became due.
     pub(crate) fn commit(&mut self, tokens: usize) {
         self.len += tokens;
+        let layout = &self.layout;
+        if layout.plan.default == KvPrecision::BF16 {
+            return;
+        }
+        self.heads
+            .par_iter_mut()
+            .enumerate()
+            .for_each(|(index, head)| {
+                head.quantise_due(layout, index / layout.kv_heads, index % layout.kv_heads);
+            });
     }
 }

@@ -1,9 +1,10 @@
 //! Attention of one chunk over one KV head: append its keys and values, then answer its queries from what is stored.
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use crate::kernels::{Backend, Matrix, Values};
-use crate::kv::HeadCache;
+use crate::kv::{HeadCache, Received, hadamard};
 
 /// Query tokens that are answered at once.
 const TILE: usize = 16;
@@ -17,7 +18,11 @@ struct Scratch {
     keys: Vec<f32>,
     values: Vec<f32>,
     queries: Vec<f32>,
+    /// The queries as quantised keys are stored.
+    rotated: Vec<f32>,
     weights: Vec<f32>,
+    /// Weights a key, in [`Received`]'s unit.
+    received: Vec<u64>,
 }
 
 /// Sizes that all tasks share.
@@ -42,6 +47,10 @@ pub(super) struct Task<'a> {
     pub(super) values: &'a [f32],
     /// `[tokens, group * head_dim]`.
     pub(super) dst: &'a mut [f32],
+    /// Whether the attention that keys receive is counted.
+    pub(super) watch: bool,
+    /// What each key received from this chunk, when it was counted.
+    pub(super) received: Vec<Received>,
 }
 
 impl Task<'_> {
@@ -64,9 +73,14 @@ impl Task<'_> {
         }
         SCRATCH.with_borrow_mut(|scratch| {
             self.head.read(&mut scratch.keys, &mut scratch.values);
+            scratch.received.clear();
+            scratch.received.resize(self.head.len(), 0);
             let tokens = self.dst.len() / (group * head_dim);
             for first in (0..tokens).step_by(TILE) {
                 self.tile(backend, scratch, start, first..tokens.min(first + TILE));
+            }
+            if self.watch {
+                self.count(&scratch.received, start, tokens);
             }
         });
     }
@@ -77,31 +91,39 @@ impl Task<'_> {
         backend: &dyn Backend,
         scratch: &mut Scratch,
         start: usize,
-        tokens: std::ops::Range<usize>,
+        tokens: Range<usize>,
     ) {
         let Shape {
-            kv_heads,
-            group,
-            head_dim,
+            group, head_dim, ..
         } = self.shape;
-        let (rows, visible) = (tokens.len() * group, start + tokens.end);
-        self.scaled_queries(
-            &mut scratch.queries,
-            tokens.clone(),
-            kv_heads * group * head_dim,
-        );
-        scratch.weights.resize(rows * visible, 0.0);
-        let weights = &mut scratch.weights[..rows * visible];
-        let keys = Matrix {
-            values: Values::F32(&scratch.keys[..visible * head_dim]),
-            rows: visible,
+        let visible = start + tokens.end;
+        self.scaled_queries(scratch, tokens.clone());
+        scratch.weights.resize(tokens.len() * group * visible, 0.0);
+        let weights = &mut scratch.weights[..];
+        let keys = |range: Range<usize>| Matrix {
+            values: Values::F32(&scratch.keys[range.start * head_dim..range.end * head_dim]),
+            rows: range.len(),
             columns: head_dim,
         };
-        backend.matmul(&scratch.queries, keys, visible, weights);
+        let quantised = self.head.quantised();
+        backend.matmul(&scratch.rotated, keys(0..quantised), visible, weights);
+        backend.matmul(
+            &scratch.queries,
+            keys(quantised..visible),
+            visible,
+            &mut weights[quantised..],
+        );
         for (row, weights) in weights.chunks_exact_mut(visible).enumerate() {
             let (seen, hidden) = weights.split_at_mut(start + tokens.start + row / group + 1);
             backend.softmax(seen);
             hidden.fill(0.0);
+            if self.watch {
+                scratch
+                    .received
+                    .iter_mut()
+                    .zip(seen)
+                    .for_each(|(sum, weight)| Received::add(sum, *weight));
+            }
         }
         let dst = &mut self.dst[tokens.start * group * head_dim..tokens.end * group * head_dim];
         backend.weighted_sum(
@@ -112,20 +134,44 @@ impl Task<'_> {
         );
     }
 
-    fn scaled_queries(&self, dst: &mut Vec<f32>, tokens: std::ops::Range<usize>, width: usize) {
+    /// Tells the cache what each key received. Key `j` was seen by the queries of all tokens from `j` on.
+    fn count(&mut self, weights: &[u64], start: usize, tokens: usize) {
+        let seen_by = |key: usize| (tokens - key.saturating_sub(start)) * self.shape.group;
+        let received = weights.iter().enumerate().map(|(key, weight)| Received {
+            weight: *weight,
+            seen_by: seen_by(key) as u64,
+        });
+        self.received = received.collect();
+        self.head.receive(&self.received);
+    }
+
+    /// The queries over the root of the head's width, and again rotated when there are quantised keys to meet.
+    fn scaled_queries(&self, scratch: &mut Scratch, tokens: Range<usize>) {
         let Shape {
-            group, head_dim, ..
+            kv_heads,
+            group,
+            head_dim,
         } = self.shape;
         #[expect(
             clippy::cast_precision_loss,
             reason = "a head has at most 1,024 channels"
         )]
         let scale = 1.0 / (head_dim as f32).sqrt();
-        dst.clear();
+        let own = group * head_dim;
+        scratch.queries.clear();
+        scratch.rotated.clear();
         for token in tokens {
-            let own = &self.queries[token * width + self.kv_head * group * head_dim..]
-                [..group * head_dim];
-            dst.extend(own.iter().map(|query| query * scale));
+            let queries = &self.queries[(token * kv_heads + self.kv_head) * own..][..own];
+            scratch
+                .queries
+                .extend(queries.iter().map(|query| query * scale));
+        }
+        if self.head.quantised() > 0 {
+            scratch.rotated.extend_from_slice(&scratch.queries);
+            scratch
+                .rotated
+                .chunks_exact_mut(head_dim)
+                .for_each(hadamard::rotate);
         }
     }
 }

@@ -203,6 +203,7 @@ impl Model {
         let (mut first, mut left) = (0, &mut ws.heads[..]);
         for chunk in chunks.iter_mut() {
             let (tokens, last) = (chunk.tokens.len(), first + chunk.tokens.len());
+            let watch = tap.is_some() || chunk.cache.watches_attention();
             for (kv_head, head) in chunk.cache.layer_mut(layer).iter_mut().enumerate() {
                 let (dst, rest) = left.split_at_mut(tokens * own);
                 left = rest;
@@ -214,12 +215,28 @@ impl Model {
                     keys: &ws.key[first * kv_width..last * kv_width],
                     values: &ws.value[first * kv_width..last * kv_width],
                     dst,
+                    watch,
+                    received: Vec::new(),
                 });
             }
             first = last;
         }
         tasks.par_iter_mut().for_each(|task| task.run(self.backend));
-        let _ = tap;
+        if let Some(tap) = tap {
+            for task in &tasks {
+                let weights: Vec<f32> = task
+                    .received
+                    .iter()
+                    .map(|received| received.weight())
+                    .collect();
+                let seen_by: Vec<f32> = task
+                    .received
+                    .iter()
+                    .map(|received| received.seen_by())
+                    .collect();
+                tap.attention(layer, task.kv_head, &weights, &seen_by);
+            }
+        }
         ws.input.resize(ws.query.len(), 0.0);
         let mut first = 0;
         for task in &tasks {

@@ -4,6 +4,7 @@
 
 pub mod int8;
 pub mod linears;
+pub mod nest;
 
 pub use int8::{Int8Rows, PackedInt8};
 pub use linears::{QuantisedLinear, QuantisedLinears};
