@@ -9,7 +9,7 @@ use tokio::runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::error::{Error, Result};
-use crate::job::use_threads;
+use crate::kernels::threads;
 use crate::server::{Options, start};
 
 /// What `serve` needs to know.
@@ -75,7 +75,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     runtime.block_on(async {
         // Before anything else: a signal while the model loads must end the process in order too.
         let mut signals = Signals::new()?;
-        use_threads(arguments.threads)?;
+        threads::configure(arguments.threads)?;
         let mut running = start(options(arguments))?;
         tracing::info!(api = %running.api(), admin = %running.admin(), "listening");
         tokio::select! {

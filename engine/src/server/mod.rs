@@ -3,6 +3,7 @@
 //! [`start`] brings up the two ports and the worker; everything else here is what one request passes through.
 
 mod admin;
+mod body;
 mod error;
 mod fields;
 mod guard;
@@ -15,25 +16,23 @@ mod text;
 
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::State;
-use axum::http::header::CONTENT_LENGTH;
-use axum::http::{HeaderMap, Request as HttpRequest};
+use axum::http::Request as HttpRequest;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
 
 use crate::health::Health;
 use crate::metrics::{Metrics, Outcome};
 use crate::tokenizer::{Special, Tokenizer};
 use crate::worker::{Event, Job};
 
+use body::read_body;
 use error::ApiError;
 use fields::Fields;
 use logprobs::Logprobs;
@@ -41,9 +40,6 @@ use reply::{Choice, Reply};
 use request::{Bounds, Prompt, Request};
 pub use start::{Options, Running, start};
 
-/// A request's body.
-const MAX_BODY_BYTES: usize = 4 << 20;
-const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Events of one streamed sequence that its client may be behind.
 const STREAM_BACKLOG: usize = 256;
 /// Logits that the likelihoods of one prompt may take.
@@ -88,10 +84,9 @@ async fn chat_completions(State(app): State<Arc<App>>, request: HttpRequest<Body
 }
 
 async fn answer(app: Arc<App>, http: HttpRequest<Body>, chat: bool) -> Result<Response, ApiError> {
-    let arrived = Instant::now();
     // Dropped with the request when the client goes away.
     let outcome = OutcomeGuard::new(app.metrics.clone());
-    let reply = prepare(app, http, chat, arrived, outcome.clone())
+    let reply = prepare(app, http, chat, outcome.clone())
         .await
         .inspect_err(|error| {
             let fault = error.status.is_server_error()
@@ -113,10 +108,12 @@ async fn prepare(
     app: Arc<App>,
     http: HttpRequest<Body>,
     chat: bool,
-    arrived: Instant,
     outcome: OutcomeGuard,
 ) -> Result<(Reply, Option<request::StreamOptions>), ApiError> {
-    let mut fields = Fields::parse(&read_body(http).await?)?;
+    let body = read_body(http).await?;
+    // From here on the time is the engine's; a slow upload is not.
+    let arrived = Instant::now();
+    let mut fields = Fields::parse(&body)?;
     app.check_model(&mut fields)?;
     let mut request = if chat {
         Request::chat(fields, app.bounds)?
@@ -335,9 +332,10 @@ impl App {
                 (true, _) => Ok(wanted),
                 (false, None) if !chat && room > 0 => Ok(room),
                 (false, Some(_)) if room > 0 => Err(ApiError::field(
-                    "max_tokens",
+                    request.max_name,
                     format!(
-                        "`max_tokens` is {wanted} and the prompt has {prompt} tokens: together more than the context of {context}"
+                        "`{}` is {wanted} and the prompt has {prompt} tokens: together more than the context of {context}",
+                        request.max_name
                     ),
                 )),
                 (false, _) => Err(ApiError::field(
@@ -350,28 +348,6 @@ impl App {
         };
         prompts.iter().map(length).collect()
     }
-}
-
-/// A body of bounded size in bounded time.
-async fn read_body(request: HttpRequest<Body>) -> Result<Bytes, ApiError> {
-    if declared_length(request.headers()).is_some_and(|length| length > MAX_BODY_BYTES) {
-        return Err(ApiError::too_large(MAX_BODY_BYTES));
-    }
-    let body = Limited::new(request.into_body(), MAX_BODY_BYTES).collect();
-    match timeout(BODY_TIMEOUT, body).await {
-        Err(_) => Err(ApiError::timeout()),
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            Err(ApiError::too_large(MAX_BODY_BYTES))
-        }
-        Ok(Err(_)) => Err(ApiError::request(
-            "the body ended early or was not well formed",
-        )),
-    }
-}
-
-fn declared_length(headers: &HeaderMap) -> Option<usize> {
-    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 /// Counts one request once: as cancelled unless something else is set before the last clone goes.

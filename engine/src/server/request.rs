@@ -38,6 +38,8 @@ pub(super) struct Request {
     pub n: usize,
     /// Absent: 16 for a completion, the rest of the context for a chat.
     pub max_new_tokens: Option<usize>,
+    /// The field that says so.
+    pub max_name: &'static str,
     /// Not more than `max_new_tokens`.
     pub min_new_tokens: usize,
     /// End tokens are tokens like others.
@@ -105,6 +107,7 @@ impl Request {
                 echo,
                 logprobs,
                 max,
+                max_name: "max_tokens",
             },
         )
     }
@@ -129,7 +132,13 @@ impl Request {
         let logprobs = wanted.then_some(top.unwrap_or(0));
         let range = 1..=bounds.max_sequence_length;
         let older = fields.integer("max_tokens", range.clone())?;
-        let max = fields.integer("max_completion_tokens", range)?.or(older);
+        let newer = fields.integer("max_completion_tokens", range)?;
+        let max_name = if newer.is_some() {
+            "max_completion_tokens"
+        } else {
+            "max_tokens"
+        };
+        let max = newer.or(older);
         fields.neutral(&[
             ("tools", &[json!([])]),
             ("tool_choice", &[json!("none"), json!("auto")]),
@@ -150,6 +159,7 @@ impl Request {
                 echo: false,
                 logprobs,
                 max,
+                max_name,
             },
         )
     }
@@ -162,6 +172,7 @@ impl Request {
             echo,
             logprobs,
             max,
+            max_name,
         }: Specific,
     ) -> Result<Self, ApiError> {
         let n = fields.integer("n", 1..=MAX_N)?.unwrap_or(1);
@@ -211,6 +222,7 @@ impl Request {
             prompts,
             n,
             max_new_tokens: max,
+            max_name,
             min_new_tokens,
             ignore_eos,
             sampling,
@@ -228,6 +240,7 @@ struct Specific {
     echo: bool,
     logprobs: Option<usize>,
     max: Option<usize>,
+    max_name: &'static str,
 }
 
 fn prompts(value: Value, bounds: Bounds) -> Result<Vec<Prompt>, ApiError> {

@@ -285,6 +285,7 @@ impl Serving {
     ) -> Result<()> {
         let runtime = runtime::Builder::new_multi_thread()
             .worker_threads(2)
+            .max_blocking_threads(4)
             .thread_name("api")
             .enable_all()
             .build();

@@ -12,10 +12,11 @@ use serde_json::{Value, json};
 
 use crate::tokenizer::Special;
 
+use super::body::read_body;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::request::{parse_messages, token_ids};
-use super::{App, admin, read_body};
+use super::{App, admin};
 
 /// `GET /v1/models`.
 pub(super) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
