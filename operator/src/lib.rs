@@ -4,11 +4,29 @@
 #![forbid(unsafe_code)]
 
 pub mod action;
+pub mod apply;
+pub mod build;
 pub mod canary;
+pub mod clock;
+pub mod compare;
+pub mod context;
+pub mod controller;
+pub mod error;
 pub mod judge;
+pub mod lease;
+pub mod metrics;
+pub mod observe;
 pub mod observed;
 pub mod plan;
+pub mod prometheus_text;
+pub mod read;
+pub mod refused;
 pub mod revision;
 pub mod samples;
+pub mod scrape;
+pub mod server;
 pub mod status;
+pub mod stored;
+pub mod telemetry;
 pub mod validate;
+pub mod watches;

@@ -1,0 +1,180 @@
+//! The two Jobs: calibration (makes an artifact and measures it) and verification (measures an artifact that exists).
+//!
+//! Both answer through the container's termination message and get no API token. Exit code 2 says that another try gives the same answer.
+
+use k8s_openapi::api::batch::v1::{
+    Job, JobSpec, PodFailurePolicy, PodFailurePolicyOnExitCodesRequirement,
+    PodFailurePolicyOnPodConditionsPattern, PodFailurePolicyRule,
+};
+use k8s_openapi::api::core::v1::{PodTemplateSpec, Volume, VolumeMount};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use mixquant_crds::service::ConfigMapKey;
+use mixquant_crds::{Digest, PrecisionPlan, names};
+
+use super::meta::{self, Access, COMPONENT_CALIBRATION, COMPONENT_VERIFICATION, Owner, labels};
+use crate::validate::ValidService;
+
+/// Tries of a Job after the first that ended in a way which another try may cure.
+const BACKOFF_LIMIT: i32 = 2;
+
+/// The calibration Job `name`: reads the model (only the expected one, when one is) and both data sets, writes an artifact by the plan, reports it.
+///
+/// # Panics
+/// Never: a plan is plain data.
+pub fn calibration(
+    owner: &Owner,
+    name: &str,
+    service: &ValidService,
+    (plan, expect_model): (&PrecisionPlan, Option<&Digest>),
+) -> Job {
+    let plan = serde_json::to_string(plan).expect("a plan is plain data");
+    let (calibration, verification) = (&service.calibration, &service.verification);
+    let mut args = vec![
+        "calibrate".to_owned(),
+        model(service),
+        format!(
+            "--data={}",
+            file(names::MOUNT_CALIBRATION, &calibration.data)
+        ),
+        format!("--out={}", names::MOUNT_ARTIFACTS),
+        format!("--plan={plan}"),
+        format!("--samples={}", calibration.samples),
+        format!("--sequence-length={}", calibration.sequence_length),
+        format!(
+            "--eval-data={}",
+            file(names::MOUNT_EVALUATION, &verification.data)
+        ),
+        format!("--eval-samples={}", verification.samples),
+        format!("--eval-sequence-length={}", verification.sequence_length),
+        format!("--termination-message={}", names::TERMINATION_MESSAGE_PATH),
+    ];
+    if let Some(digest) = expect_model {
+        args.push(format!("--expect-model-digest={digest}"));
+    }
+    let work = Work {
+        component: COMPONENT_CALIBRATION,
+        args,
+        artifacts: Access::Write,
+        data: vec![
+            ("calibration", names::MOUNT_CALIBRATION, &calibration.data),
+            ("evaluation", names::MOUNT_EVALUATION, &verification.data),
+        ],
+    };
+    work.into_job(owner, name, service)
+}
+
+/// The verification Job `name`: measures `artifact` with the engine image that the spec names now.
+pub fn verification(owner: &Owner, name: &str, service: &ValidService, artifact: &Digest) -> Job {
+    let verification = &service.verification;
+    let args = vec![
+        "verify".to_owned(),
+        model(service),
+        format!("--artifact={}/{}", names::MOUNT_ARTIFACTS, artifact.hex()),
+        format!(
+            "--data={}",
+            file(names::MOUNT_EVALUATION, &verification.data)
+        ),
+        format!("--window={}", verification.sequence_length),
+        format!("--samples={}", verification.samples),
+        "--json".to_owned(),
+        format!("--expect-artifact-digest={artifact}"),
+        format!("--termination-message={}", names::TERMINATION_MESSAGE_PATH),
+    ];
+    let work = Work {
+        component: COMPONENT_VERIFICATION,
+        args,
+        artifacts: Access::Read,
+        data: vec![("evaluation", names::MOUNT_EVALUATION, &verification.data)],
+    };
+    work.into_job(owner, name, service)
+}
+
+fn model(service: &ValidService) -> String {
+    format!("--model={}/{}", names::MOUNT_MODELS, service.model.path)
+}
+
+fn file(mount: &str, data: &ConfigMapKey) -> String {
+    format!("{mount}/{}", data.key)
+}
+
+/// What differs between the two Jobs.
+struct Work<'a> {
+    component: &'static str,
+    args: Vec<String>,
+    artifacts: Access,
+    data: Vec<(&'static str, &'static str, &'a ConfigMapKey)>,
+}
+
+impl Work<'_> {
+    fn into_job(self, owner: &Owner, name: &str, service: &ValidService) -> Job {
+        let (volumes, mounts) = self.volumes(service);
+        let mut container = meta::container(self.component, &service.engine.image, self.args);
+        container.resources = meta::resources(service.calibration.resources.as_ref());
+        container.volume_mounts = Some(mounts);
+        let mut pod = meta::pod(container, volumes);
+        pod.restart_policy = Some("Never".into());
+        // The engine writes to a temporary folder and renames it: a quick end leaves nothing half-written.
+        pod.termination_grace_period_seconds = Some(5);
+        let labels = labels(&owner.name, self.component);
+        Job {
+            metadata: owner.object(name.to_owned(), labels.clone()),
+            spec: Some(JobSpec {
+                active_deadline_seconds: Some(service.calibration.active_deadline_seconds),
+                backoff_limit: Some(BACKOFF_LIMIT),
+                pod_failure_policy: Some(failure_policy(self.component)),
+                // A new pod only when the old one is surely gone: two would write to the same volume.
+                pod_replacement_policy: Some("Failed".into()),
+                template: PodTemplateSpec {
+                    metadata: Some(ObjectMeta {
+                        labels: Some(labels),
+                        ..ObjectMeta::default()
+                    }),
+                    spec: Some(pod),
+                },
+                ..JobSpec::default()
+            }),
+            status: None,
+        }
+    }
+
+    fn volumes(&self, service: &ValidService) -> (Vec<Volume>, Vec<VolumeMount>) {
+        let mut volumes = vec![
+            meta::claim("models", &service.model.claim),
+            meta::claim("artifacts", &service.artifacts_claim),
+        ];
+        let mut mounts = vec![
+            meta::mount("models", names::MOUNT_MODELS, Access::Read),
+            meta::mount("artifacts", names::MOUNT_ARTIFACTS, self.artifacts),
+        ];
+        for (name, path, source) in &self.data {
+            volumes.push(meta::dataset(name, source));
+            mounts.push(meta::mount(name, path, Access::Read));
+        }
+        (volumes, mounts)
+    }
+}
+
+/// A wrong input fails the Job at once; a node that goes away costs no try.
+fn failure_policy(container: &str) -> PodFailurePolicy {
+    PodFailurePolicy {
+        rules: vec![
+            PodFailurePolicyRule {
+                action: "FailJob".into(),
+                on_exit_codes: Some(PodFailurePolicyOnExitCodesRequirement {
+                    container_name: Some(container.to_owned()),
+                    operator: "In".into(),
+                    values: vec![names::EXIT_INPUT],
+                }),
+                on_pod_conditions: None,
+            },
+            PodFailurePolicyRule {
+                action: "Ignore".into(),
+                on_exit_codes: None,
+                on_pod_conditions: Some(vec![PodFailurePolicyOnPodConditionsPattern {
+                    type_: "DisruptionTarget".into(),
+                    status: "True".into(),
+                }]),
+            },
+        ],
+    }
+}

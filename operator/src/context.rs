@@ -1,0 +1,175 @@
+//! What every pass shares: the client's readers and the one writer, metrics and health, and the little that is remembered between passes.
+//!
+//! All of it is soft: a new process starts with none of it and comes to the same decisions.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kube::Client;
+use mixquant_crds::MixQuantServiceSpec;
+
+use crate::apply::Writer;
+use crate::metrics::{Metrics, ServiceLabels};
+use crate::observe::Observer;
+use crate::scrape::Scraper;
+use crate::server::Health;
+
+/// The longest pause after passes that failed in a row.
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
+
+/// A service's namespace and name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServiceKey {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl ServiceKey {
+    /// As metrics want it.
+    pub fn labels(&self) -> ServiceLabels {
+        ServiceLabels {
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+        }
+    }
+}
+
+/// Something that a spec names and that belongs to the user.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Referenced {
+    /// A ConfigMap with data.
+    ConfigMap(String),
+    /// A claim.
+    Claim(String),
+}
+
+/// What is remembered of one service.
+#[derive(Debug, Default)]
+struct Memory {
+    uid: String,
+    references: BTreeSet<Referenced>,
+    phase: Option<String>,
+    failures: u32,
+}
+
+/// Shared by all passes.
+pub struct Context {
+    /// Reads services.
+    pub client: Client,
+    /// Reads the rest.
+    pub observer: Observer,
+    /// Reads pods' metrics.
+    pub scraper: Scraper,
+    /// Writes.
+    pub writer: Writer,
+    /// Counts.
+    pub metrics: Arc<Metrics>,
+    /// Says how the loops are.
+    pub health: Arc<Health>,
+    memory: Mutex<HashMap<ServiceKey, Memory>>,
+}
+
+impl Context {
+    /// A context that remembers nothing.
+    pub fn new(client: Client, writer: Writer, metrics: Arc<Metrics>, health: Arc<Health>) -> Self {
+        Self {
+            observer: Observer::new(client.clone()),
+            scraper: Scraper::default(),
+            client,
+            writer,
+            metrics,
+            health,
+            memory: Mutex::default(),
+        }
+    }
+
+    fn remember<T>(&self, key: &ServiceKey, change: impl FnOnce(&mut Memory) -> T) -> T {
+        let mut memory = self.memory.lock().expect("no holder of this lock panics");
+        change(memory.entry(key.clone()).or_default())
+    }
+
+    /// What `spec` refers to: a change there wakes this service.
+    pub fn remember_references(&self, key: &ServiceKey, uid: &str, spec: &MixQuantServiceSpec) {
+        let data = [&spec.calibration.dataset, &spec.verification.dataset]
+            .map(|dataset| Referenced::ConfigMap(dataset.config_map.name.clone()));
+        let claims = [
+            &spec.model.source.persistent_volume_claim.claim_name,
+            &spec.artifacts.persistent_volume_claim.claim_name,
+        ]
+        .map(|name| Referenced::Claim(name.clone()));
+        self.remember(key, |memory| {
+            uid.clone_into(&mut memory.uid);
+            memory.references = data.into_iter().chain(claims).collect();
+        });
+    }
+
+    /// The services that refer to an object.
+    pub fn services_of(&self, namespace: &str, referenced: &Referenced) -> Vec<ServiceKey> {
+        let memory = self.memory.lock().expect("no holder of this lock panics");
+        let mut keys: Vec<_> = memory
+            .iter()
+            .filter(|(key, memory)| {
+                key.namespace == namespace && memory.references.contains(referenced)
+            })
+            .map(|(key, _)| key.clone())
+            .collect();
+        keys.sort();
+        keys
+    }
+
+    /// Shows where a service is in the metrics.
+    pub fn show(&self, key: &ServiceKey, phase: &str, weight: i32) {
+        let before = self.remember(key, |memory| memory.phase.replace(phase.to_owned()));
+        self.metrics
+            .show(&key.labels(), before.as_deref(), phase, weight);
+    }
+
+    /// A service is gone.
+    pub fn forget(&self, key: &ServiceKey) {
+        let memory = self
+            .memory
+            .lock()
+            .expect("no holder of this lock panics")
+            .remove(key);
+        if let Some(memory) = memory {
+            self.scraper.set_window(&memory.uid, None);
+            self.metrics.forget(&key.labels(), memory.phase.as_deref());
+        }
+    }
+
+    /// A pass ended well.
+    pub fn succeeded(&self, key: &ServiceKey) {
+        self.remember(key, |memory| memory.failures = 0);
+    }
+
+    /// A pass failed: how long to wait before the next, longer each time in a row and per service.
+    pub fn failed(&self, key: &ServiceKey) -> Duration {
+        let failures = self.remember(key, |memory| {
+            memory.failures = memory.failures.saturating_add(1);
+            memory.failures
+        });
+        backoff(failures)
+    }
+}
+
+/// 0.25 s, doubled at each failure in a row, at most [`MAX_BACKOFF`].
+fn backoff(failures: u32) -> Duration {
+    let doublings = failures.saturating_sub(1).min(10);
+    (Duration::from_millis(250) * 2_u32.pow(doublings)).min(MAX_BACKOFF)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pause_doubles_and_is_bounded() {
+        assert_eq!(backoff(1), Duration::from_millis(250));
+        assert_eq!(backoff(3), Duration::from_secs(1));
+        assert_eq!(backoff(9), MAX_BACKOFF);
+        assert_eq!(backoff(u32::MAX), MAX_BACKOFF);
+    }
+}

@@ -1,0 +1,224 @@
+//! Reads the world of one service into `Observed`: its own objects by label and owner, and what its spec refers to.
+//!
+//! Called at the start of every pass; decides nothing. Lists go to the API itself, never to a cache: at worst a pass costs a few reads.
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::sync::Mutex;
+
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Service};
+use kube::core::PartialObjectMeta;
+use kube::{Api, Client, Resource, ResourceExt};
+use mixquant_crds::service::ConfigMapKey;
+use mixquant_crds::{Digest, MixQuantService, names};
+use serde::de::DeserializeOwned;
+
+use crate::build::meta::{COMPONENT_ENGINE, Owner};
+use crate::clock;
+use crate::error::Error;
+use crate::observed::{Dataset, Kind, ObjectName, Observed, Presence};
+use crate::read::{self, DEADLINE};
+use crate::stored::{self, Deployed};
+
+/// Data whose digest is remembered, by the ConfigMap's uid and key; more services than this only cost reads.
+const MAX_DIGESTS: usize = 1024;
+
+/// Reads through one client, and remembers the digests of data by their resourceVersion.
+pub struct Observer {
+    client: Client,
+    digests: Mutex<HashMap<(String, String), (String, Digest)>>,
+}
+
+impl Observer {
+    /// An observer that has read nothing.
+    pub fn new(client: Client) -> Self {
+        Self {
+            client,
+            digests: Mutex::default(),
+        }
+    }
+
+    /// The world of `service` now.
+    pub async fn observe(
+        &self,
+        owner: &Owner,
+        service: &MixQuantService,
+    ) -> Result<Observed, Error> {
+        let namespace = owner.namespace.as_str();
+        let ours = format!(
+            "{}={},{}={}",
+            names::LABEL_SERVICE,
+            owner.name,
+            names::LABEL_MANAGED_BY,
+            names::MANAGER
+        );
+        let services: Api<Service> = self.api(namespace);
+        let (jobs, revisions, deployments, pods, main) = futures::try_join!(
+            self.list::<Job>(namespace, &ours),
+            self.list::<ControllerRevision>(namespace, &ours),
+            self.list::<Deployment>(namespace, &ours),
+            self.list::<Pod>(namespace, &ours),
+            read::get(&services, &owner.name, DEADLINE),
+        )?;
+        let spec = &service.spec;
+        let (calibration_data, evaluation_data, model_claim, artifact_claim) = futures::try_join!(
+            self.dataset(namespace, &spec.calibration.dataset.config_map),
+            self.dataset(namespace, &spec.verification.dataset.config_map),
+            self.claim(
+                namespace,
+                &spec.model.source.persistent_volume_claim.claim_name
+            ),
+            self.claim(
+                namespace,
+                &spec.artifacts.persistent_volume_claim.claim_name
+            ),
+        )?;
+
+        let mut foreign = Vec::new();
+        let jobs = split(owner, jobs, Kind::Job, &mut foreign);
+        let revisions = split(owner, revisions, Kind::ControllerRevision, &mut foreign);
+        let deployments = split(owner, deployments, Kind::Deployment, &mut foreign);
+        let main = split(
+            owner,
+            main.into_iter().collect(),
+            Kind::Service,
+            &mut foreign,
+        )
+        .pop();
+
+        let revisions: Vec<_> = revisions.iter().filter_map(stored::revision).collect();
+        let (engine_pods, job_pods): (Vec<Pod>, Vec<Pod>) = pods.into_iter().partition(|pod| {
+            pod.labels().get(names::LABEL_COMPONENT).map(String::as_str) == Some(COMPONENT_ENGINE)
+        });
+        let deployed = Deployed {
+            owner,
+            revisions: &revisions,
+            pods: &engine_pods,
+        };
+        let deployments: Vec<_> = deployments
+            .iter()
+            .filter_map(|deployment| deployed.observed(deployment))
+            .collect();
+        let pods = engine_pods
+            .iter()
+            .filter_map(stored::pod)
+            // Pods of an earlier service of this name are on their way out and count for nothing.
+            .filter(|pod| deployments.iter().any(|d| d.revision == pod.revision))
+            .collect();
+        let now = clock::now();
+        Ok(Observed {
+            service: service.clone(),
+            calibration_data,
+            evaluation_data,
+            model_claim,
+            artifact_claim,
+            jobs: jobs
+                .iter()
+                .filter_map(|job| stored::job(job, &job_pods, now))
+                .collect(),
+            traffic: main.map(|main| stored::traffic(owner, &main)),
+            revisions,
+            deployments,
+            pods,
+            foreign,
+        })
+    }
+
+    fn api<K>(&self, namespace: &str) -> Api<K>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    async fn list<K>(&self, namespace: &str, selector: &str) -> Result<Vec<K>, Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + DeserializeOwned
+            + Debug,
+    {
+        read::list(&self.api::<K>(namespace), selector).await
+    }
+
+    async fn claim(&self, namespace: &str, name: &str) -> Result<Presence, Error> {
+        let api: Api<PartialObjectMeta<PersistentVolumeClaim>> = self.api(namespace);
+        Ok(match read::get(&api, name, DEADLINE).await? {
+            Some(_) => Presence::Present,
+            None => Presence::Missing {
+                what: format!("PersistentVolumeClaim `{name}` does not exist"),
+            },
+        })
+    }
+
+    /// The digest of a key's bytes. A ConfigMap of up to 1 MiB is read only when its resourceVersion is a new one.
+    async fn dataset(&self, namespace: &str, source: &ConfigMapKey) -> Result<Dataset, Error> {
+        let name = &source.name;
+        let metadata: Api<PartialObjectMeta<ConfigMap>> = self.api(namespace);
+        let missing = |what: String| Ok(Dataset::Missing { what });
+        let Some(seen) = read::get(&metadata, name, DEADLINE).await? else {
+            return missing(format!("ConfigMap `{name}` does not exist"));
+        };
+        if let Some(digest) = self.remembered(&seen.metadata, &source.key) {
+            return Ok(Dataset::Present { digest });
+        }
+        let api: Api<ConfigMap> = self.api(namespace);
+        let Some(map) = read::get(&api, name, DEADLINE).await? else {
+            return missing(format!("ConfigMap `{name}` does not exist"));
+        };
+        let key = &source.key;
+        let text = map.data.as_ref().and_then(|data| data.get(key));
+        let binary = map.binary_data.as_ref().and_then(|data| data.get(key));
+        let bytes = match (text, binary) {
+            (Some(text), _) => text.as_bytes(),
+            (None, Some(bytes)) => &bytes.0,
+            (None, None) => return missing(format!("ConfigMap `{name}` has no key `{key}`")),
+        };
+        if bytes.is_empty() {
+            return missing(format!("key `{key}` of ConfigMap `{name}` is empty"));
+        }
+        let digest = Digest::of_bytes(bytes);
+        self.remember(&map.metadata, key, &digest);
+        Ok(Dataset::Present { digest })
+    }
+
+    fn remembered(&self, object: &kube::core::ObjectMeta, key: &str) -> Option<Digest> {
+        let digests = self.digests.lock().expect("no holder of this lock panics");
+        let (version, digest) = digests.get(&(object.uid.clone()?, key.to_owned()))?;
+        (object.resource_version.as_ref() == Some(version)).then(|| digest.clone())
+    }
+
+    fn remember(&self, object: &kube::core::ObjectMeta, key: &str, digest: &Digest) {
+        let (Some(uid), Some(version)) = (&object.uid, &object.resource_version) else {
+            return;
+        };
+        let mut digests = self.digests.lock().expect("no holder of this lock panics");
+        if digests.len() >= MAX_DIGESTS {
+            digests.clear();
+        }
+        digests.insert(
+            (uid.clone(), key.to_owned()),
+            (version.clone(), digest.clone()),
+        );
+    }
+}
+
+/// Keeps what is this service's, and names the rest.
+fn split<K: Resource>(
+    owner: &Owner,
+    objects: Vec<K>,
+    kind: Kind,
+    foreign: &mut Vec<ObjectName>,
+) -> Vec<K> {
+    let (ours, others): (Vec<K>, Vec<K>) = objects
+        .into_iter()
+        .partition(|object| owner.claims(object.meta()));
+    foreign.extend(others.iter().map(|object| ObjectName {
+        kind,
+        name: object.name_any(),
+    }));
+    ours
+}
