@@ -9,6 +9,7 @@
 #![expect(clippy::print_stdout, reason = "what is skipped says so")]
 
 mod answers;
+mod artifact;
 mod client;
 mod faults;
 mod fixture;

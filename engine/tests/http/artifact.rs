@@ -1,0 +1,108 @@
+//! Serving with an artifact: long prompts are read on the quantised copy, short ones are not, and the cache is stored as the plan says.
+
+use std::path::{Path, PathBuf};
+
+use mixquant_engine::calibrate;
+use mixquant_engine::progress::Progress;
+use mixquant_engine::server::Options;
+use serde_json::{Value, json};
+
+use crate::client::post;
+use crate::fixture::{Server, model, options};
+
+/// Prompts of so many tokens and more are read on the quantised copy. As many as the plan keeps recent, so that below it the cache is not
+/// quantised either.
+const MIN_PROMPT_TOKENS: u32 = 64;
+
+/// Calibrates the demo model on a text that every checkout has. Returns the artifact's folder.
+fn artifact(out: &Path) -> PathBuf {
+    let mut plan = calibrate::default_plan();
+    plan.prefill.min_prompt_tokens = MIN_PROMPT_TOKENS;
+    let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("../LICENSE");
+    let made = calibrate::Options {
+        model: model(),
+        data: text,
+        out: out.to_owned(),
+        plan,
+        samples: 2,
+        sequence_length: 128,
+        evaluation_data: None,
+        evaluation_samples: Some(1),
+        evaluation_sequence_length: 128,
+        expected_model: None,
+    };
+    let report = calibrate::run(&made, &Progress::hidden()).expect("an artifact");
+    out.join(report.artifact_digest.hex())
+}
+
+/// The likelihoods of a prompt and of four tokens behind it.
+fn likelihoods(server: &Server, tokens: u32) -> Vec<Value> {
+    let ids: Vec<u32> = (0..tokens)
+        .map(|position| 100 + (position * 37) % 3000)
+        .collect();
+    let body = json!({"prompt": ids, "max_tokens": 4, "ignore_eos": true, "temperature": 0, "echo": true, "logprobs": 0});
+    let answer = post(server.api, "/v1/completions", &body).json();
+    answer["choices"][0]["logprobs"]["token_logprobs"]
+        .as_array()
+        .unwrap()
+        .clone()
+}
+
+/// Goal: the switch is real. Method: one prompt below and one at the threshold, beside an engine without the artifact.
+#[test]
+fn the_quantised_copy_reads_long_prompts_only() {
+    let out = tempfile::tempdir().unwrap();
+    let with = Server::start(Options {
+        artifact: Some(artifact(out.path())),
+        ..options()
+    });
+    let without = Server::common();
+    assert_eq!(
+        likelihoods(&with, MIN_PROMPT_TOKENS - 1),
+        likelihoods(without, MIN_PROMPT_TOKENS - 1),
+        "below the threshold nothing differs"
+    );
+    let (quantised, precise) = (
+        likelihoods(&with, MIN_PROMPT_TOKENS),
+        likelihoods(without, MIN_PROMPT_TOKENS),
+    );
+    assert_ne!(
+        quantised, precise,
+        "at the threshold the copy reads the prompt"
+    );
+    let distance = |(a, b): (&Value, &Value)| (a.as_f64().unwrap() - b.as_f64().unwrap()).abs();
+    let mean = quantised
+        .iter()
+        .zip(&precise)
+        .skip(1)
+        .map(distance)
+        .sum::<f64>()
+        / f64::from(MIN_PROMPT_TOKENS + 3);
+    assert!(mean < 0.5, "8 bits stay near: {mean} nats a token");
+    let count = |labels: &str| with.metric("mixquant_prefill_precision_total", labels);
+    assert!((count("precision=\"W8A8\",reason=\"length\"") - 1.0).abs() < 1e-9);
+    assert!((count("precision=\"BF16\",reason=\"short\"") - 1.0).abs() < 1e-9);
+}
+
+/// Goal: keys and values are stored at the plan's precisions. Method: the bytes of each tier while a long sequence runs.
+#[test]
+fn the_cache_is_stored_as_the_plan_says() {
+    let out = tempfile::tempdir().unwrap();
+    let server = Server::start(Options {
+        artifact: Some(artifact(out.path())),
+        ..options()
+    });
+    let body =
+        json!({"prompt": vec![300; 600], "max_tokens": 400, "ignore_eos": true, "stream": true});
+    let mut stream = post(server.api, "/v1/completions", &body);
+    assert!(stream.chunk().is_some());
+    crate::fixture::wait_for("bytes of each tier", || {
+        let bytes =
+            |tier: &str| server.metric("mixquant_kv_cache_bytes", &format!("tier=\"{tier}\""));
+        bytes("INT4") > 0.0 && bytes("INT8") > 0.0 && bytes("BF16") > 0.0
+    });
+    drop(stream);
+    crate::fixture::wait_for("an empty cache", || {
+        server.metric("mixquant_kv_cache_bytes", "") < 0.5
+    });
+}
