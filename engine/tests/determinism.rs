@@ -1,4 +1,5 @@
 //! The same answer to the last bit: for 1 and 2 threads, alone and in a batch, in one chunk and in many, in two engines.
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::path::{Path, PathBuf};
 

@@ -2,6 +2,11 @@
 //!
 //! Floating sums may differ by rounding (the bound grows with the number of terms); integers, roundings and the independence from batch and
 //! slice must be exact.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test panics where it fails and prints what it tested"
+)]
 
 use half::bf16;
 use mixquant_engine::kernels::{Backend, Matrix, Naive, Rotation, Values, available};

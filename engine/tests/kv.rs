@@ -1,4 +1,5 @@
 //! The KV cache as the forward uses it: what each plan costs in bytes and in quality, and what may be forgotten.
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::path::{Path, PathBuf};
 

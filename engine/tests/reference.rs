@@ -1,6 +1,11 @@
 //! The forward against numbers that `transformers` computed in FP32 (recipes: `../shared/data/README.md`), for both models there.
 //!
 //! Needs `shared/` beside the repository; says so and passes when it is not there.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test panics where it fails and prints what it measured"
+)]
 
 use std::path::{Path, PathBuf};
 
@@ -82,7 +87,7 @@ struct Perplexity {
 }
 
 #[derive(Deserialize)]
-struct Prompt {
+struct Question {
     prompt: String,
     answer: String,
     #[serde(alias = "max_tokens")]
@@ -301,7 +306,7 @@ fn answers(
 ) -> (usize, usize, usize) {
     let model = baseline(shared, MODELS[0]);
     let tokenizer = Tokenizer::open(&shared.join("models").join(MODELS[0])).unwrap();
-    let prompts: Vec<Prompt> = rows(shared, file);
+    let prompts: Vec<Question> = rows(shared, file);
     let reference: Items<Answer> = read(shared, reference);
     let (mut right, mut different, mut total) = (0, 0, 0);
     for (prompt, expected) in prompts.iter().zip(&reference.items).step_by(every) {

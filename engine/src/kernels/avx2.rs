@@ -19,6 +19,10 @@ pub(super) fn detect() -> Option<&'static dyn Backend> {
 }
 
 #[cfg(target_arch = "x86_64")]
+#[allow(
+    clippy::wildcard_imports,
+    reason = "intrinsics are many, named by their prefix; test builds do not lint it"
+)]
 mod x86 {
     use std::arch::x86_64::*;
     use std::ops::Range;
@@ -81,16 +85,14 @@ mod x86 {
                 let whole = columns / 8 * 8;
                 // SAFETY: the caller has checked that `M` rows of `x` and `N` rows of `w` have `columns` values.
                 unsafe {
+                    let x: [*const f32; M] = std::array::from_fn(|m| x.add(m * columns));
+                    let w: [*const $element; N] = std::array::from_fn(|n| w.add(n * columns));
                     let mut i = 0;
                     while i < whole {
                         for n in 0..N {
-                            let ws = $load(w.add(n * columns + i));
+                            let ws = $load(w[n].add(i));
                             for m in 0..M {
-                                sums[m][n] = _mm256_fmadd_ps(
-                                    load_f32(x.add(m * columns + i)),
-                                    ws,
-                                    sums[m][n],
-                                );
+                                sums[m][n] = _mm256_fmadd_ps(load_f32(x[m].add(i)), ws, sums[m][n]);
                             }
                         }
                         i += 8;
@@ -102,8 +104,7 @@ mod x86 {
                         );
                         for n in 0..N {
                             for i in whole..columns {
-                                results[m][n] +=
-                                    *x.add(m * columns + i) * $read(*w.add(n * columns + i));
+                                results[m][n] += *x[m].add(i) * $read(*w[n].add(i));
                             }
                         }
                     }
@@ -114,29 +115,31 @@ mod x86 {
             #[target_feature(enable = "avx2,fma")]
             fn $matmul(x: &[f32], w: &[$element], columns: usize, stride: usize, dst: &mut [f32]) {
                 let (m_end, n_end) = (x.len() / columns, w.len() / columns);
-                let mut n = 0;
-                while n < n_end {
-                    let w = w[n * columns..].as_ptr();
-                    let wide = n + 4 <= n_end;
-                    let width = if wide { 4 } else { 1 };
-                    let mut m = 0;
-                    while m < m_end {
-                        let x = x[m * columns..].as_ptr();
+                let mut m = 0;
+                while m < m_end {
+                    let many = m + 2 <= m_end;
+                    let rows = if many { 2 } else { 1 };
+                    let x = x[m * columns..].as_ptr();
+                    let mut n = 0;
+                    while n < n_end {
+                        let wide = n + 4 <= n_end;
+                        let width = if wide { 4 } else { 1 };
+                        let w = w[n * columns..].as_ptr();
                         // SAFETY: `Matrix::check` saw whole rows; `m + M <= m_end` and `n + N <= n_end` in each arm.
-                        let (rows, tile) = unsafe {
-                            match (m + 2 <= m_end, wide) {
-                                (true, true) => (2, $tile::<2, 4>(x, w, columns)),
-                                (true, false) => (2, $tile::<2, 1>(x, w, columns)),
-                                (false, true) => (1, [$tile::<1, 4>(x, w, columns)[0]; 2]),
-                                (false, false) => (1, [$tile::<1, 1>(x, w, columns)[0]; 2]),
+                        let tile = unsafe {
+                            match (many, wide) {
+                                (true, true) => $tile::<2, 4>(x, w, columns),
+                                (true, false) => $tile::<2, 1>(x, w, columns),
+                                (false, true) => [$tile::<1, 4>(x, w, columns)[0]; 2],
+                                (false, false) => [$tile::<1, 1>(x, w, columns)[0]; 2],
                             }
                         };
                         for (row, sums) in tile.iter().enumerate().take(rows) {
                             dst[(m + row) * stride + n..][..width].copy_from_slice(&sums[..width]);
                         }
-                        m += rows;
+                        n += width;
                     }
-                    n += width;
+                    m += rows;
                 }
             }
         };
@@ -239,11 +242,14 @@ mod x86 {
 
         fn matmul(&self, x: &[f32], w: Matrix<'_>, stride: usize, dst: &mut [f32]) {
             w.check(x, stride, dst);
-            // SAFETY: an `Avx2` exists, so its features were detected.
-            unsafe {
-                match w.values {
-                    Values::F32(values) => matmul_f32(x, values, w.columns, stride, dst),
-                    Values::Bf16(values) => matmul_bf16(x, values, w.columns, stride, dst),
+            for (first, w) in w.cached_parts() {
+                let dst = &mut dst[first..];
+                // SAFETY: an `Avx2` exists, so its features were detected.
+                unsafe {
+                    match w.values {
+                        Values::F32(values) => matmul_f32(x, values, w.columns, stride, dst),
+                        Values::Bf16(values) => matmul_bf16(x, values, w.columns, stride, dst),
+                    }
                 }
             }
         }

@@ -3,6 +3,10 @@
 //! A dot product runs over one register of 16 running sums, whatever the tile around it, and is folded in one fixed order: so an output has
 //! the same bits in a batch of any size.
 #![expect(
+    clippy::needless_range_loop,
+    reason = "tiles are unrolled over constant bounds"
+)]
+#![expect(
     unsafe_code,
     reason = "instruction sets are chosen at run time and tiles are read through pointers"
 )]
@@ -20,6 +24,10 @@ pub(super) fn detect() -> Option<&'static dyn Backend> {
 }
 
 #[cfg(target_arch = "x86_64")]
+#[allow(
+    clippy::wildcard_imports,
+    reason = "intrinsics are many, named by their prefix; test builds do not lint it"
+)]
 mod x86 {
     use std::arch::x86_64::*;
     use std::ops::Range;
@@ -118,13 +126,15 @@ mod x86 {
                 let mut i = 0;
                 // SAFETY: the caller has checked that `M` rows of `x` and `N` rows of `w` have `columns` values.
                 unsafe {
+                    let x: [*const f32; M] = std::array::from_fn(|m| x.add(m * columns));
+                    let w: [*const $element; N] = std::array::from_fn(|n| w.add(n * columns));
                     while i < whole {
                         let mut ws = [_mm512_setzero_ps(); N];
                         for n in 0..N {
-                            ws[n] = $load(w.add(n * columns + i));
+                            ws[n] = $load(w[n].add(i));
                         }
                         for m in 0..M {
-                            let xs = load_f32(x.add(m * columns + i));
+                            let xs = load_f32(x[m].add(i));
                             for n in 0..N {
                                 sums[m][n] = _mm512_fmadd_ps(xs, ws[n], sums[m][n]);
                             }
@@ -133,9 +143,9 @@ mod x86 {
                     }
                     if i < columns {
                         for m in 0..M {
-                            let xs = load_tail_f32(x.add(m * columns + i), columns - i);
+                            let xs = load_tail_f32(x[m].add(i), columns - i);
                             for n in 0..N {
-                                let ws = $load_tail(w.add(n * columns + i), columns - i);
+                                let ws = $load_tail(w[n].add(i), columns - i);
                                 sums[m][n] = _mm512_fmadd_ps(xs, ws, sums[m][n]);
                             }
                         }
@@ -151,20 +161,23 @@ mod x86 {
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
             fn $matmul(x: &[f32], w: &[$element], columns: usize, stride: usize, dst: &mut [f32]) {
                 let (m_end, n_end) = (x.len() / columns, w.len() / columns);
-                let mut n = 0;
-                while n < n_end {
-                    let w = w[n * columns..].as_ptr();
-                    let wide = n + 4 <= n_end;
-                    let mut m = 0;
-                    while m < m_end {
-                        let x = x[m * columns..].as_ptr();
+                let mut m = 0;
+                while m < m_end {
+                    let many = m + 4 <= m_end;
+                    let rows = if many { 4 } else { 1 };
+                    let x = x[m * columns..].as_ptr();
+                    let mut n = 0;
+                    while n < n_end {
+                        let wide = n + 4 <= n_end;
+                        let width = if wide { 4 } else { 1 };
+                        let w = w[n * columns..].as_ptr();
                         // SAFETY: `Matrix::check` saw whole rows; `m + M <= m_end` and `n + N <= n_end` in each arm.
-                        let (rows, tile) = unsafe {
-                            match (m + 4 <= m_end, wide) {
-                                (true, true) => (4, $tile::<4, 4>(x, w, columns)),
-                                (true, false) => (4, $tile::<4, 1>(x, w, columns)),
-                                (false, true) => (1, [$tile::<1, 4>(x, w, columns)[0]; 4]),
-                                (false, false) => (1, [$tile::<1, 1>(x, w, columns)[0]; 4]),
+                        let tile = unsafe {
+                            match (many, wide) {
+                                (true, true) => $tile::<4, 4>(x, w, columns),
+                                (true, false) => $tile::<4, 1>(x, w, columns),
+                                (false, true) => [$tile::<1, 4>(x, w, columns)[0]; 4],
+                                (false, false) => [$tile::<1, 1>(x, w, columns)[0]; 4],
                             }
                         };
                         for (row, sums) in tile.iter().enumerate().take(rows) {
@@ -176,9 +189,9 @@ mod x86 {
                                 dst[0] = _mm_cvtss_f32(*sums);
                             }
                         }
-                        m += rows;
+                        n += width;
                     }
-                    n += if wide { 4 } else { 1 };
+                    m += rows;
                 }
             }
         };
@@ -201,18 +214,22 @@ mod x86 {
         // SAFETY: the caller has checked `M` rows of `terms` weights, `terms` rows of `columns` values with `C` registers of channels (the
         // last one masked), and the same channels of `M` rows of `dst`.
         unsafe {
+            let weights: [*const f32; M] = std::array::from_fn(|m| weights.add(m * terms));
+            let mut values = values;
             for n in 0..terms {
                 let mut row = [_mm512_setzero_ps(); C];
                 for c in 0..C {
                     let keep = if c + 1 == C { tail } else { u16::MAX };
-                    row[c] = _mm512_maskz_loadu_ps(keep, values.add(n * columns + c * 16));
+                    row[c] = _mm512_maskz_loadu_ps(keep, values.add(c * 16));
                 }
                 for m in 0..M {
-                    let weight = _mm512_set1_ps(*weights.add(m * terms + n));
+                    let weight = _mm512_set1_ps(*weights[m].add(n));
                     for c in 0..C {
                         sums[m][c] = _mm512_fmadd_ps(weight, row[c], sums[m][c]);
                     }
                 }
+                // Wrapping, because behind the last row there may be less than a row.
+                values = values.wrapping_add(columns);
             }
             for m in 0..M {
                 for c in 0..C {
@@ -246,7 +263,7 @@ mod x86 {
                         (true, false) => weighted_tile::<4, 1>(weights, values, columns, tail, dst),
                         (false, true) => weighted_tile::<1, 4>(weights, values, columns, tail, dst),
                         (false, false) => {
-                            weighted_tile::<1, 1>(weights, values, columns, tail, dst)
+                            weighted_tile::<1, 1>(weights, values, columns, tail, dst);
                         }
                     }
                 }
@@ -265,16 +282,17 @@ mod x86 {
         block: *const u8,
     ) -> [__m512i; M] {
         let mut sums = [_mm512_setzero_si512(); M];
-        for group in 0..row_len / PackedInt8::GROUP {
-            // SAFETY: the caller has checked `M` rows of `row_len` activations and a block of `16 * row_len` weights.
-            unsafe {
+        // SAFETY: the caller has checked `M` rows of `row_len` activations and a block of `16 * row_len` weights.
+        unsafe {
+            let rows: [*const i8; M] = std::array::from_fn(|m| x.add(m * row_len));
+            for group in 0..row_len / PackedInt8::GROUP {
                 let weights = _mm512_loadu_si512(block.add(group * 64).cast());
-                for (m, sum) in sums.iter_mut().enumerate() {
-                    let inputs = x
-                        .add(m * row_len + group * PackedInt8::GROUP)
+                for m in 0..M {
+                    let inputs = rows[m]
+                        .add(group * PackedInt8::GROUP)
                         .cast::<i32>()
                         .read_unaligned();
-                    *sum = _mm512_dpbusd_epi32(*sum, weights, _mm512_set1_epi32(inputs));
+                    sums[m] = _mm512_dpbusd_epi32(sums[m], weights, _mm512_set1_epi32(inputs));
                 }
             }
         }
@@ -346,11 +364,14 @@ mod x86 {
 
         fn matmul(&self, x: &[f32], w: Matrix<'_>, stride: usize, dst: &mut [f32]) {
             w.check(x, stride, dst);
-            // SAFETY: an `Avx512` exists, so its features were detected.
-            unsafe {
-                match w.values {
-                    Values::F32(values) => matmul_f32(x, values, w.columns, stride, dst),
-                    Values::Bf16(values) => matmul_bf16(x, values, w.columns, stride, dst),
+            for (first, w) in w.cached_parts() {
+                let dst = &mut dst[first..];
+                // SAFETY: an `Avx512` exists, so its features were detected.
+                unsafe {
+                    match w.values {
+                        Values::F32(values) => matmul_f32(x, values, w.columns, stride, dst),
+                        Values::Bf16(values) => matmul_bf16(x, values, w.columns, stride, dst),
+                    }
                 }
             }
         }

@@ -1,6 +1,10 @@
 //! Row operations written once over 16 lanes in plain Rust; each instruction set compiles them again with its own registers.
 //!
 //! Only additions and multiplications in a fixed order: the result is the same on every instruction set, to the last bit.
+#![expect(
+    clippy::inline_always,
+    reason = "each instruction set must get its own copy"
+)]
 
 use half::bf16;
 

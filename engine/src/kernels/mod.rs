@@ -96,6 +96,7 @@ pub trait Backend: Debug + Send + Sync {
 
 impl<'a> Matrix<'a> {
     /// The rows `start..end`.
+    #[must_use]
     pub fn slice(&self, start: usize, end: usize) -> Matrix<'a> {
         let (from, to) = (start * self.columns, end * self.columns);
         let values = match self.values {
@@ -107,6 +108,16 @@ impl<'a> Matrix<'a> {
             rows: end - start,
             columns: self.columns,
         }
+    }
+
+    /// The rows in parts that stay in the first-level cache while many rows of activations pass by, with the first row of each.
+    fn cached_parts(self) -> impl Iterator<Item = (usize, Matrix<'a>)> {
+        /// Values of a part: 32 KiB of FP32.
+        const PART: usize = 8 << 10;
+        let rows = (PART / self.columns / 4 * 4).max(4);
+        (0..self.rows)
+            .step_by(rows)
+            .map(move |first| (first, self.slice(first, self.rows.min(first + rows))))
     }
 
     /// Panics when the operands of a product do not fit: every unsafe kernel relies on it.

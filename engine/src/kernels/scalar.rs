@@ -14,7 +14,7 @@ const LANES: usize = 8;
 pub struct Scalar;
 
 /// Eight running sums, then pairwise: the order depends on the length alone.
-#[inline(always)]
+#[inline]
 fn dot<T: Copy>(x: &[f32], w: &[T], read: impl Fn(T) -> f32) -> f32 {
     let mut sums = [0.0_f32; LANES];
     let (mut x_chunks, mut w_chunks) = (x.chunks_exact(LANES), w.chunks_exact(LANES));

@@ -117,7 +117,7 @@ impl Block {
                         );
                     }
                     KvPrecision::INT4 | KvPrecision::BF16 => {
-                        read_int4(nibbles.next().expect("push stored a row"), scales, dst)
+                        read_int4(nibbles.next().expect("push stored a row"), scales, dst);
                     }
                 }
             }

@@ -20,7 +20,9 @@ pub(crate) fn rotate(row: &mut [f32]) {
             }
             half *= 2;
         }
-        run.iter_mut().for_each(|value| *value *= norm);
+        for value in run {
+            *value *= norm;
+        }
     }
 }
 

@@ -94,7 +94,7 @@ pub(super) fn matmul(
             let x = &x[rows.start * k..rows.end * k];
             match w.values {
                 Values::Bf16(_) if rows.len() >= MANY_ROWS => {
-                    widened(backend, w.slice(columns.start, columns.end), x, stride, dst)
+                    widened(backend, w.slice(columns.start, columns.end), x, stride, dst);
                 }
                 _ => backend.matmul(x, w.slice(columns.start, columns.end), stride, dst),
             }

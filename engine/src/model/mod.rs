@@ -127,28 +127,13 @@ impl Model {
     /// # Errors
     /// A plan that cannot work with what is attached.
     pub fn set_plan(&mut self, plan: PrecisionPlan) -> Result<()> {
-        self.check_plan(
+        check_plan(
             &plan,
             self.weights.is_quantised(),
             self.importance.is_some(),
         )?;
         self.weights.round(plan.decode.scheme == DecodeScheme::BF16);
         self.plan = plan;
-        Ok(())
-    }
-
-    fn check_plan(&self, plan: &PrecisionPlan, quantised: bool, importance: bool) -> Result<()> {
-        plan.check().map_err(Error::plan)?;
-        if plan.prefill.scheme == PrefillScheme::W8A8 && !quantised {
-            return Err(Error::plan(
-                "prefill.scheme W8A8 needs quantised weights: calibrate and give the artifact",
-            ));
-        }
-        if plan.kv_cache.mode == KvCacheMode::AttentionMixedPrecision && !importance {
-            return Err(Error::plan(
-                "kvCache.mode AttentionMixedPrecision needs attention thresholds: calibrate and give the artifact",
-            ));
-        }
         Ok(())
     }
 
@@ -162,7 +147,7 @@ impl Model {
         thresholds: Option<Importance>,
         plan: PrecisionPlan,
     ) -> Result<()> {
-        self.check_plan(
+        check_plan(
             &plan,
             quantised.iter().next().is_some(),
             thresholds.is_some(),
@@ -229,4 +214,20 @@ impl Model {
             Pass::Precise
         }
     }
+}
+
+/// Whether a plan can work with what is attached.
+fn check_plan(plan: &PrecisionPlan, quantised: bool, importance: bool) -> Result<()> {
+    plan.check().map_err(Error::plan)?;
+    if plan.prefill.scheme == PrefillScheme::W8A8 && !quantised {
+        return Err(Error::plan(
+            "prefill.scheme W8A8 needs quantised weights: calibrate and give the artifact",
+        ));
+    }
+    if plan.kv_cache.mode == KvCacheMode::AttentionMixedPrecision && !importance {
+        return Err(Error::plan(
+            "kvCache.mode AttentionMixedPrecision needs attention thresholds: calibrate and give the artifact",
+        ));
+    }
+    Ok(())
 }

@@ -141,7 +141,7 @@ mod tests {
     proptest! {
         #[test]
         fn packing_loses_nothing(out_features in 1_usize..40, in_features in 1_usize..40, seed in any::<u8>()) {
-            let weight: Vec<i8> = (0..out_features * in_features).map(|i| (i.wrapping_mul(89) as u8).wrapping_add(seed).cast_signed()).collect();
+            let weight: Vec<i8> = (0..=u8::MAX).cycle().map(|i| i.wrapping_mul(89).wrapping_add(seed).cast_signed()).take(out_features * in_features).collect();
             let linear = QuantisedLinear { name: "x".into(), out_features, in_features, weight: weight.clone(), scale: vec![1.0; out_features] };
             let packed = PackedInt8::pack(&linear);
             for channel in 0..out_features {
