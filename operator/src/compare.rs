@@ -10,11 +10,12 @@ pub fn covers(live: &Value, desired: &Value) -> bool {
     match (live, desired) {
         (_, Value::Null) => true,
         (Value::Object(live), Value::Object(desired)) => desired.iter().all(|(key, value)| {
-            if is_resources(key) {
-                live.get(key)
-                    .is_some_and(|live| same_quantities(live, value))
-            } else {
-                covers(live.get(key).unwrap_or(&Value::Null), value)
+            let live = live.get(key).unwrap_or(&Value::Null);
+            match key.as_str() {
+                "requests" | "limits" => same_quantities(live, value),
+                // One more label selects fewer pods: a selector is the same only as a whole.
+                "selector" => live == value,
+                _ => covers(live, value),
             }
         }),
         (Value::Array(live), Value::Array(desired)) => {
@@ -28,10 +29,6 @@ pub fn covers(live: &Value, desired: &Value) -> bool {
         }
         (live, desired) => live == desired,
     }
-}
-
-fn is_resources(key: &str) -> bool {
-    matches!(key, "requests" | "limits")
 }
 
 fn same_quantities(live: &Value, desired: &Value) -> bool {
@@ -165,6 +162,14 @@ mod tests {
         ] {
             assert!(!covers(&live, &desired), "{live}");
         }
+    }
+
+    #[test]
+    fn a_selector_with_one_more_label_is_a_difference() {
+        let desired = json!({"spec": {"selector": {"a": "b"}}});
+        let narrower = json!({"spec": {"selector": {"a": "b", "revision": "c"}}});
+        assert!(covers(&desired, &desired));
+        assert!(!covers(&narrower, &desired));
     }
 
     #[test]

@@ -133,6 +133,28 @@ async fn what_is_there_is_not_written_again_and_drift_is_put_back() {
 }
 
 #[tokio::test]
+async fn traffic_is_widened_to_every_revision_and_narrowed_again() {
+    let api = server();
+    let writer = writer(&api, Fence::open());
+    for traffic in [
+        Traffic::Only("a".into()),
+        Traffic::All,
+        Traffic::Only("b".into()),
+    ] {
+        let mut target = target(&api).await;
+        let plan = [Action::ApplyTraffic(traffic.clone())];
+        writer.execute(&mut target, &plan).await.unwrap();
+        let observer = Observer::new(api.client());
+        let observed = observer
+            .observe(&target.owner, &target.service)
+            .await
+            .unwrap();
+        assert_eq!(observed.traffic.unwrap().selects, Some(traffic));
+        assert_eq!(api.take_writes().len(), 1);
+    }
+}
+
+#[tokio::test]
 async fn an_object_of_somebody_else_is_neither_adopted_nor_changed() {
     let api = server();
     let writer = writer(&api, Fence::open());

@@ -232,6 +232,9 @@ fn merge(object: &mut Value, patch: &Value) {
             for (key, value) in patch {
                 if value.is_null() {
                     object.remove(key);
+                } else if key == "selector" {
+                    // An atomic map: it is replaced as a whole.
+                    object.insert(key.clone(), value.clone());
                 } else {
                     merge(object.entry(key.clone()).or_insert(json!({})), value);
                 }
