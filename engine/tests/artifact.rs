@@ -1,5 +1,7 @@
 //! The artifact's folder: what is written is read back, any damage is refused by name, and a published folder is whole or not there.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
 mod jobs;
 
 use std::fs;

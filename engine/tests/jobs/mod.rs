@@ -1,5 +1,10 @@
 //! What the tests of `calibrate`, `verify` and artifacts share: where models and texts are, running the binary, and damage to files.
-#![allow(dead_code, reason = "each test program uses a part of it")]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "each test program uses a part of it, and helpers of tests panic and print as tests do"
+)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -104,7 +109,7 @@ pub(crate) fn copy(from: &Path, to: &Path) {
         let entry = entry.unwrap();
         let target = to.join(entry.file_name());
         if entry.path().is_dir() {
-            copy(&entry.path(), &target)
+            copy(&entry.path(), &target);
         } else {
             fs::copy(entry.path(), target).unwrap();
         }
@@ -119,9 +124,9 @@ pub(crate) fn files(folder: &Path) -> Vec<PathBuf> {
         for entry in fs::read_dir(next).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                folders.push(path)
+                folders.push(path);
             } else {
-                found.push(path.strip_prefix(folder).unwrap().to_owned())
+                found.push(path.strip_prefix(folder).unwrap().to_owned());
             }
         }
     }
