@@ -1,0 +1,116 @@
+//! The operator's core in a simulated cluster: thousands of seeded lives of a service, with crashes between any two actions.
+//!
+//! A failure prints its seed, and after shrinking the happenings and the trace that lead to it. `MIXQUANT_SEEDS=100000` runs longer,
+//! `MIXQUANT_SEED=7` runs one.
+
+mod world;
+
+use std::env;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use world::{Change, End, Failure, Happening, Order, Scenario, run, shrink};
+
+/// The seeds of a test that by default runs `count` of them.
+fn seeds(count: u64) -> std::ops::Range<u64> {
+    let number = |name: &str| {
+        env::var(name)
+            .ok()
+            .and_then(|text| text.parse::<u64>().ok())
+    };
+    if let Some(seed) = number("MIXQUANT_SEED") {
+        return seed..seed + 1;
+    }
+    0..number("MIXQUANT_SEEDS").map_or(count, |seeds| seeds * count / 2000)
+}
+
+/// A run in which a panic is a failure too.
+fn life(scenario: &Scenario) -> Result<End, Failure> {
+    catch_unwind(AssertUnwindSafe(|| run(scenario))).unwrap_or_else(|_| {
+        Err(Failure {
+            message: "a panic (see above)".into(),
+            trace: Vec::new(),
+        })
+    })
+}
+
+/// Ends the test with the smallest scenario that still fails.
+fn report(scenario: &Scenario, failure: Failure) -> ! {
+    let first = failure.message.clone();
+    let (smallest, failure) = if failure.trace.is_empty() {
+        (scenario.clone(), failure)
+    } else {
+        shrink(scenario, failure)
+    };
+    panic!(
+        "seed {}: {first}\nshrunk to: {}\n{:#?}\ntrace:\n{}",
+        scenario.seed,
+        failure.message,
+        smallest.happenings,
+        failure.trace.join("\n")
+    );
+}
+
+#[test]
+fn whatever_happens_no_invariant_breaks_and_the_service_comes_to_rest() {
+    for seed in seeds(1200) {
+        let scenario = Scenario::chaos(seed);
+        match life(&scenario) {
+            Err(failure) => report(&scenario, failure),
+            Ok(end) => {
+                assert!(
+                    ["Ready", "Degraded", "Pending"].contains(&end.phase.as_str()),
+                    "seed {seed}: {end:?}"
+                );
+                assert!(
+                    scenario.is_disturbed() || !end.good || end.phase == "Ready",
+                    "seed {seed}: a good spec ends {end:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn crashes_and_stale_reads_change_nothing_about_the_end() {
+    for seed in seeds(800) {
+        let calm = Scenario::orderly(seed);
+        let disturbed = calm.with_crashes();
+        let expected = life(&calm).unwrap_or_else(|failure| report(&calm, failure));
+        let end = life(&disturbed).unwrap_or_else(|failure| report(&disturbed, failure));
+        assert_eq!(end, expected, "seed {seed}: {:#?}", disturbed.happenings);
+        assert!(!end.good || end.phase == "Ready", "seed {seed}: {end:?}");
+    }
+}
+
+fn told(happenings: &[Happening]) -> End {
+    let scenario = Scenario {
+        seed: 1,
+        happenings: happenings.iter().map(|happening| (0, *happening)).collect(),
+        order: Order::AllFromRest,
+    };
+    life(&scenario).unwrap_or_else(|failure| report(&scenario, failure))
+}
+
+#[test]
+fn an_operator_upgrade_restarts_no_pod() {
+    let before = told(&[]);
+    let after = told(&[Happening::UpgradeOperator]);
+    assert_eq!(before, after);
+}
+
+#[test]
+fn a_cleared_status_is_found_again_in_the_world() {
+    let before = told(&[Happening::Change(Change::Image(1))]);
+    let after = told(&[Happening::Change(Change::Image(1)), Happening::ClearStatus]);
+    assert_eq!(
+        (before.stable, before.pods, before.traffic),
+        (after.stable, after.pods, after.traffic)
+    );
+    assert_eq!(after.phase, "Ready");
+}
+
+#[test]
+fn data_that_went_after_their_use_stop_no_pod() {
+    let end = told(&[Happening::Change(Change::DataGone)]);
+    assert_eq!((end.phase.as_str(), end.pods[0].1), ("Pending", 2));
+}

@@ -1,0 +1,279 @@
+//! What must hold at every action and at every moment, whatever happened before.
+
+use mixquant_crds::status::{MixQuantServiceStatus, Outcome, RolloutStage};
+use mixquant_operator::action::{Action, Gate, Metric, Plan};
+use mixquant_operator::observed::{FrozenRevision, Kind, ObservedRevision, Traffic};
+use mixquant_operator::validate::ValidService;
+
+use super::cluster::{Cluster, moment};
+
+impl Cluster {
+    /// Executes an action after checking that it may be asked for.
+    pub fn act(
+        &mut self,
+        valid: &ValidService,
+        plan: &Plan,
+        action: &Action,
+    ) -> Result<(), String> {
+        self.note(brief(action));
+        match action {
+            Action::Remember(status) | Action::Report(status) => {
+                self.may_become(plan, status)?;
+                self.write_status(status.as_ref().clone());
+            }
+            Action::ApplyRevision(new) => {
+                let kept = ObservedRevision {
+                    frozen: new.frozen.clone(),
+                    number: new.number,
+                    uid: format!("revision-{}", new.number),
+                };
+                let revision = &kept.frozen.revision;
+                if self
+                    .revisions
+                    .iter()
+                    .all(|known| known.frozen.revision != *revision)
+                {
+                    self.revisions.push(kept);
+                    self.changed();
+                }
+            }
+            Action::ApplyDeployment(request) => {
+                self.may_scale(valid, &request.frozen, request.replicas)?;
+                self.scale(&request.frozen, request.replicas);
+            }
+            Action::ApplyTraffic(traffic) => {
+                self.may_select(traffic)?;
+                self.traffic = Some(traffic.clone());
+                self.changed();
+            }
+            Action::ApplyJob(job) => self.make_job(job),
+            Action::Delete(object) => {
+                let name = &object.object.name;
+                match object.object.kind {
+                    Kind::Job => self.delete_job(name, &object.uid),
+                    Kind::Deployment => {
+                        let status = self.status();
+                        let stable = status.stable.map(|stable| stable.revision);
+                        if stable.is_some_and(|stable| name.ends_with(&stable)) {
+                            return Err("stable's Deployment is deleted".into());
+                        }
+                        self.delete_deployment(name, &object.uid);
+                    }
+                    Kind::ControllerRevision => {
+                        self.revisions.retain(|kept| kept.uid != object.uid);
+                        self.changed();
+                    }
+                    Kind::Service => return Err("the main Service is deleted".into()),
+                }
+            }
+            Action::Publish(_) | Action::Count(_) => {}
+        }
+        self.check()
+    }
+
+    /// Memory moves only as the design allows.
+    fn may_become(&self, plan: &Plan, next: &MixQuantServiceStatus) -> Result<(), String> {
+        let before = self.status();
+        let passed = plan.actions.iter().any(|action| {
+            matches!(
+                action,
+                Action::Count(Metric::Verdict {
+                    gate: Gate::Tpot,
+                    outcome: Outcome::Pass
+                })
+            )
+        });
+        let was = |status: &MixQuantServiceStatus| {
+            status.stable.as_ref().map(|stable| stable.revision.clone())
+        };
+        if was(&before).is_some() && was(&before) != was(next) {
+            let canary = before.canary.as_ref().map(|canary| canary.revision.clone());
+            if !passed {
+                return Err("stable changes without a Pass in the same pass".into());
+            }
+            if was(next) != canary {
+                return Err("stable becomes what was not the canary".into());
+            }
+            if next
+                .stable
+                .as_ref()
+                .is_some_and(|stable| stable.image == "engine:2")
+            {
+                return Err("a canary of 1.5 times the latency is promoted".into());
+            }
+        }
+        let (Some(from), Some(to)) = (&before.rollout, &next.rollout) else {
+            return Ok(());
+        };
+        let position = |stage: RolloutStage, step: i32| match stage {
+            RolloutStage::RollingBack | RolloutStage::Starting => -1,
+            RolloutStage::Stepping => step,
+            RolloutStage::Promoting => step + 1,
+        };
+        let (low, high) = (position(from.stage, from.step), position(to.stage, to.step));
+        if high > low + 1 {
+            return Err(format!(
+                "the weight rises by more than a step: {from:?} to {to:?}"
+            ));
+        }
+        if high > low && low >= 0 && !passed {
+            return Err(format!(
+                "the weight rises without a Pass: {from:?} to {to:?}"
+            ));
+        }
+        if high < low && high != -1 {
+            return Err(format!(
+                "the weight falls, and not to 0: {from:?} to {to:?}"
+            ));
+        }
+        if high > low && to.step_started_at.0 != moment(self.now) {
+            return Err("a step begins in the past".into());
+        }
+        Ok(())
+    }
+
+    /// Pods are asked for only for a role that is remembered, and never taken from stable.
+    fn may_scale(
+        &self,
+        valid: &ValidService,
+        frozen: &FrozenRevision,
+        replicas: i32,
+    ) -> Result<(), String> {
+        let status = self.status();
+        let revision = &frozen.revision;
+        let stable = status
+            .stable
+            .as_ref()
+            .is_some_and(|stable| stable.revision == *revision);
+        if stable && replicas < valid.replicas {
+            return Err(format!("stable {revision} is scaled to {replicas}"));
+        }
+        let has_pods = self.pods.iter().any(|pod| pod.revision == *revision);
+        if replicas == 0 && !has_pods {
+            // A stale view may ask once more for what is so.
+            return Ok(());
+        }
+        if replicas == 0 {
+            return match &self.traffic {
+                Some(Traffic::All) => {
+                    Err(format!("{revision} leaves while the Service selects it"))
+                }
+                Some(Traffic::Only(only)) if only == revision => {
+                    Err(format!("{revision} leaves while the Service selects it"))
+                }
+                Some(Traffic::Only(_)) | None => Ok(()),
+            };
+        }
+        let canary = status
+            .canary
+            .as_ref()
+            .is_some_and(|canary| canary.revision == *revision);
+        if !stable && !canary {
+            return Err(format!(
+                "{revision} gets pods before its role is remembered"
+            ));
+        }
+        let mut failed = status.failed_revisions.iter();
+        let failed =
+            failed.any(|failed| failed.revision == *revision && failed.request == valid.request);
+        if !stable && failed {
+            return Err(format!("{revision} failed and is tried again"));
+        }
+        let mut records = status.calibrations.iter();
+        let bad = records.any(|record| {
+            record.report.artifact_digest == frozen.artifact_digest
+                && record.report.verify.perplexity_increase_percent > 1.0
+        });
+        if bad {
+            return Err(format!("{revision} lost precision and gets pods"));
+        }
+        Ok(())
+    }
+
+    fn may_select(&self, traffic: &Traffic) -> Result<(), String> {
+        let status = self.status();
+        let stage = status.rollout.map(|rollout| rollout.stage);
+        match traffic {
+            Traffic::All
+                if !matches!(
+                    stage,
+                    Some(RolloutStage::Stepping | RolloutStage::Promoting)
+                ) =>
+            {
+                Err("the canary gets traffic before its step is remembered".into())
+            }
+            Traffic::Only(revision)
+                if status.stable.as_ref().map(|stable| &stable.revision) != Some(revision) =>
+            {
+                Err(format!("{revision} gets all the traffic and is not stable"))
+            }
+            Traffic::All | Traffic::Only(_) => Ok(()),
+        }
+    }
+
+    /// Holds at every moment: people are served by as many pods as they asked for, unless a fault is healing.
+    pub fn check(&self) -> Result<(), String> {
+        if self.traffic.is_none() || self.now < self.floor.heals_at {
+            return Ok(());
+        }
+        let serving = self
+            .pods
+            .iter()
+            .filter(|pod| self.is_ready(pod) && self.selects(&pod.revision));
+        let serving = i32::try_from(serving.count()).unwrap();
+        if serving < self.floor.replicas {
+            return Err(format!(
+                "{serving} pods serve, {} are asked for",
+                self.floor.replicas
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// An action in one line of the trace.
+fn brief(action: &Action) -> String {
+    match action {
+        Action::Remember(status) | Action::Report(status) => {
+            let word = if matches!(action, Action::Remember(_)) {
+                "Remember"
+            } else {
+                "Report"
+            };
+            let revision = |role: &Option<mixquant_crds::status::RevisionStatus>| {
+                role.as_ref().map_or("-".to_owned(), |role| {
+                    format!("{} ({})", role.revision, role.image)
+                })
+            };
+            let rollout = status.rollout.as_ref().map(|at| {
+                let verdict = at.verdict.as_ref().map(|verdict| verdict.message.clone());
+                format!("{:?} {} {:?}", at.stage, at.step, verdict)
+            });
+            format!(
+                "{word} {:?}: stable {}, canary {}, {}, failed {:?}",
+                status.phase,
+                revision(&status.stable),
+                revision(&status.canary),
+                rollout.unwrap_or_default(),
+                status
+                    .failed_revisions
+                    .iter()
+                    .map(|failed| &failed.revision)
+                    .collect::<Vec<_>>()
+            )
+        }
+        Action::ApplyRevision(new) => format!(
+            "ApplyRevision {} number {}",
+            new.frozen.revision, new.number
+        ),
+        Action::ApplyDeployment(request) => format!(
+            "ApplyDeployment {} x {}",
+            request.frozen.revision, request.replicas
+        ),
+        Action::ApplyTraffic(traffic) => format!("ApplyTraffic {traffic:?}"),
+        Action::ApplyJob(job) => format!("ApplyJob {}", job.name),
+        Action::Delete(object) => format!("Delete {:?} {}", object.object.kind, object.object.name),
+        Action::Publish(event) => format!("Publish {:?}: {}", event.reason, event.note),
+        Action::Count(metric) => format!("Count {metric:?}"),
+    }
+}

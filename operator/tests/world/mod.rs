@@ -1,0 +1,161 @@
+//! A small cluster in virtual time for the operator's pure core: it obeys the contract of `action.rs` and nothing more.
+//!
+//! A scenario is a seed (for noise) and a list of happenings. Running it gives its end or the first broken invariant with a trace.
+//! Nothing here knows how `plan` decides.
+
+#![expect(
+    unreachable_pub,
+    reason = "a test's module has no crate to be reached from"
+)]
+
+mod cluster;
+mod invariants;
+mod operator;
+mod scenario;
+mod traffic;
+
+pub use scenario::{Change, Happening, Order, Scenario, shrink};
+
+use cluster::Cluster;
+use operator::Operator;
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct End {
+    /// `status.phase`.
+    pub phase: String,
+    /// `status.stable.revision`.
+    pub stable: Option<String>,
+    /// Pods by revision, without those of none.
+    pub pods: Vec<(String, i32)>,
+    /// What the Service selects.
+    pub traffic: String,
+    /// Revisions and inputs that failed and are remembered.
+    pub failed: Vec<String>,
+    /// Whether the spec at the end asks for something that must succeed when nothing disturbs it.
+    pub good: bool,
+}
+
+/// A broken invariant.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// Which, and how.
+    pub message: String,
+    /// What happened until then.
+    pub trace: Vec<String>,
+}
+
+/// Virtual seconds after the last happening in which the service must come to rest.
+const PATIENCE: i64 = 7200;
+
+/// Runs a scenario to rest, checking every invariant at every action.
+pub fn run(scenario: &Scenario) -> Result<End, Failure> {
+    let mut simulation = Simulation {
+        cluster: Cluster::new(scenario.seed),
+        operator: Operator::default(),
+        pending: scenario.happenings.clone(),
+        order: scenario.order,
+        since_change: 0,
+    };
+    simulation.pending.reverse();
+    let outcome = simulation.run();
+    outcome.map_err(|message| Failure {
+        message,
+        trace: simulation.cluster.trace,
+    })
+}
+
+struct Simulation {
+    cluster: Cluster,
+    operator: Operator,
+    /// Last first.
+    pending: Vec<(i64, Happening)>,
+    order: Order,
+    since_change: i64,
+}
+
+impl Simulation {
+    fn run(&mut self) -> Result<End, String> {
+        loop {
+            self.happen()?;
+            if self.operator.is_due(&self.cluster) {
+                self.operator.pass(&mut self.cluster)?;
+                self.cluster.check()?;
+            }
+            if self.is_at_rest() {
+                if self.pending.is_empty() {
+                    return self.end();
+                }
+                self.next_change()?;
+                continue;
+            }
+            let next = self.next_moment();
+            if self.cluster.now > self.since_change + PATIENCE {
+                return Err(format!(
+                    "no rest within {PATIENCE} s: the phase is {}",
+                    self.cluster.phase()
+                ));
+            }
+            self.cluster.advance(next, self.operator.window())?;
+        }
+    }
+
+    /// The happenings whose time has come.
+    fn happen(&mut self) -> Result<(), String> {
+        while let Some((at, happening)) = self.pending.last() {
+            if self.order.waits_for_rest(happening) || *at > self.cluster.now {
+                break;
+            }
+            self.take()?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self) -> Result<(), String> {
+        if let Some((_, happening)) = self.pending.pop() {
+            self.since_change = self.cluster.now;
+            self.cluster.happen(&happening, &mut self.operator)?;
+        }
+        Ok(())
+    }
+
+    fn is_at_rest(&self) -> bool {
+        let waits = self.operator.next().is_some() && !self.operator.only_looks();
+        !self.operator.is_due(&self.cluster) && !waits && !self.cluster.is_moving()
+    }
+
+    /// At rest nothing happens until the next happening does.
+    fn next_change(&mut self) -> Result<(), String> {
+        let Some((at, happening)) = self.pending.last() else {
+            return Ok(());
+        };
+        let now = self.cluster.now + 1;
+        self.cluster.now = if self.order.waits_for_rest(happening) {
+            now
+        } else {
+            now.max(*at)
+        };
+        self.take()
+    }
+
+    fn next_moment(&self) -> i64 {
+        if self.operator.is_due(&self.cluster) {
+            return self.cluster.now + 1;
+        }
+        let moments = [
+            self.operator.next(),
+            self.cluster.next(),
+            self.pending.last().map(|(at, _)| *at),
+        ];
+        let later = moments
+            .into_iter()
+            .flatten()
+            .filter(|at| *at > self.cluster.now);
+        later.min().unwrap_or(self.cluster.now + 1)
+    }
+
+    fn end(&mut self) -> Result<End, String> {
+        self.operator.confirm_rest(&mut self.cluster)?;
+        Ok(self.cluster.end())
+    }
+}

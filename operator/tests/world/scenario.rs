@@ -1,0 +1,216 @@
+//! What happens to a service: changes by people, faults by the world. Made from a seed, and shrunk when an invariant breaks.
+
+use super::{Failure, run};
+
+/// Numbers from a seed (splitmix64): the same in every version of every library.
+#[derive(Debug, Clone)]
+pub struct Dice(u64);
+
+impl Dice {
+    pub fn new(seed: u64) -> Self {
+        Self(seed ^ 0x5851_F42D_4C95_7F2D)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// In `0..below`.
+    pub fn below(&mut self, below: u64) -> u64 {
+        self.next() % below
+    }
+
+    /// In [0, 1).
+    #[expect(clippy::cast_precision_loss, reason = "53 bits are exact")]
+    pub fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Standard normal, by Box and Muller.
+    pub fn normal(&mut self) -> f64 {
+        let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
+        radius * (std::f64::consts::TAU * self.unit()).cos()
+    }
+}
+
+/// A change of the spec or of what it names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// 0 and 1 are good, 2 is slow (1.5 times), 3 never gets ready.
+    Image(u64),
+    /// 0 and 2 are good, 1 loses precision.
+    Precision(u64),
+    /// 0 and 1 are good, 2 fails the Job.
+    Data(u64),
+    /// Pods of stable.
+    Replicas(i32),
+    /// The first step's hold.
+    Hold(u32),
+    /// The eviction of `ConfigMap`s: data are gone.
+    DataGone,
+}
+
+/// What happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Happening {
+    /// A person changes something.
+    Change(Change),
+    /// The operator dies in its next pass with actions, after so many of them.
+    Crash(usize),
+    /// The next pass sees the children as they were so many changes ago.
+    Stale(usize),
+    /// A pod dies.
+    KillPod,
+    /// Someone deletes a Deployment.
+    DeleteDeployment,
+    /// Someone deletes a Job.
+    DeleteJob,
+    /// Someone deletes a revision's template.
+    DeleteRevision,
+    /// Someone edits the Service's selector.
+    EditTraffic,
+    /// Someone scales a Deployment.
+    EditDeployment,
+    /// Finished pods of Jobs are collected, with their messages.
+    LoseAnswers,
+    /// Someone writes a passed trial into the status.
+    ForgePass,
+    /// Someone clears the status.
+    ClearStatus,
+    /// A newer operator renders other templates.
+    UpgradeOperator,
+}
+
+/// A seed and what happens.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    pub seed: u64,
+    /// By rising time.
+    pub happenings: Vec<(i64, Happening)>,
+    pub order: Order,
+}
+
+/// When happenings happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// Each at its time.
+    Timed,
+    /// Changes when the service is at rest, the others at once.
+    ChangesFromRest,
+    /// Each when the service is at rest.
+    AllFromRest,
+}
+
+impl Order {
+    pub fn waits_for_rest(self, happening: &Happening) -> bool {
+        match self {
+            Self::Timed => false,
+            Self::ChangesFromRest => matches!(happening, Happening::Change(_)),
+            Self::AllFromRest => true,
+        }
+    }
+}
+
+impl Scenario {
+    /// Anything at any time.
+    pub fn chaos(seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let mut at = 0;
+        let count = 3 + dice.below(12);
+        let happenings = (0..count)
+            .map(|_| {
+                at += i64::try_from(dice.below(120)).unwrap();
+                (at, any(&mut dice))
+            })
+            .collect();
+        Self {
+            seed,
+            happenings,
+            order: Order::Timed,
+        }
+    }
+
+    /// Changes one after the other, each from rest.
+    pub fn orderly(seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let count = 2 + dice.below(4);
+        Self {
+            seed,
+            happenings: (0..count)
+                .map(|_| (0, Happening::Change(change(&mut dice))))
+                .collect(),
+            order: Order::ChangesFromRest,
+        }
+    }
+
+    /// The same with the operator killed, blinded and restarted all along.
+    pub fn with_crashes(&self) -> Self {
+        let mut dice = Dice::new(self.seed ^ 0xDEAD);
+        let mut happenings = Vec::new();
+        for change in &self.happenings {
+            happenings.push(*change);
+            for _ in 0..dice.below(5) {
+                let happening = match dice.below(4) {
+                    0 => Happening::Stale(1 + usize::try_from(dice.below(6)).unwrap()),
+                    _ => Happening::Crash(usize::try_from(dice.below(5)).unwrap()),
+                };
+                happenings.push((0, happening));
+            }
+        }
+        Self {
+            happenings,
+            ..self.clone()
+        }
+    }
+
+    /// Whether something beside people's changes happens.
+    pub fn is_disturbed(&self) -> bool {
+        let mut all = self.happenings.iter();
+        all.any(|(_, happening)| !matches!(happening, Happening::Change(_)))
+    }
+}
+
+fn change(dice: &mut Dice) -> Change {
+    match dice.below(12) {
+        0..=4 => Change::Image(dice.below(4)),
+        5..=7 => Change::Precision(dice.below(3)),
+        8 => Change::Data(dice.below(3)),
+        9 | 10 => Change::Replicas(1 + i32::try_from(dice.below(4)).unwrap()),
+        _ => Change::Hold(10 + u32::try_from(dice.below(20)).unwrap()),
+    }
+}
+
+fn any(dice: &mut Dice) -> Happening {
+    match dice.below(24) {
+        0..=8 => Happening::Change(change(dice)),
+        9..=12 => Happening::Crash(usize::try_from(dice.below(6)).unwrap()),
+        13..=15 => Happening::Stale(1 + usize::try_from(dice.below(8)).unwrap()),
+        16 => Happening::KillPod,
+        17 => Happening::DeleteDeployment,
+        18 => Happening::DeleteJob,
+        19 => Happening::DeleteRevision,
+        20 => Happening::EditTraffic,
+        21 => Happening::EditDeployment,
+        22 => Happening::LoseAnswers,
+        _ => Happening::ForgePass,
+    }
+}
+
+/// The failure with as few happenings as still show one.
+pub fn shrink(scenario: &Scenario, failure: Failure) -> (Scenario, Failure) {
+    let mut smallest = (scenario.clone(), failure);
+    let mut index = 0;
+    while index < smallest.0.happenings.len() {
+        let mut smaller = smallest.0.clone();
+        smaller.happenings.remove(index);
+        match run(&smaller) {
+            Err(failure) => smallest = (smaller, failure),
+            Ok(_) => index += 1,
+        }
+    }
+    smallest
+}
