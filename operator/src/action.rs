@@ -25,7 +25,7 @@ pub enum Action {
     /// Creates the `ControllerRevision` that keeps a revision's template. Its data never change.
     ApplyRevision(Box<NewRevision>),
     /// Creates, scales or repairs the Deployment of a revision, from its frozen template.
-    ApplyDeployment(DeploymentRequest),
+    ApplyDeployment(Box<DeploymentRequest>),
     /// Creates, retargets or repairs the main Service.
     ApplyTraffic(Traffic),
     /// Creates a Job. One that exists is left as it is.

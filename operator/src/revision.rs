@@ -4,6 +4,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
+use mixquant_crds::status::RevisionStatus;
 use mixquant_crds::{CalibrationReport, Digest};
 use serde_json::json;
 
@@ -53,11 +54,11 @@ pub fn verification(inputs: &Digest, artifact: &Digest, image: &str) -> Digest {
 
 /// Over what the spec asks of engine pods: everything that a template is rendered from. A revision with the same intent is used again
 /// whatever today's operator would render, so an operator upgrade restarts no pod.
-pub fn intent(service: &ValidService, report: &CalibrationReport) -> Digest {
+pub fn intent(service: &ValidService, model: &Digest, artifact: &Digest) -> Digest {
     digest(&json!({
         "model": {"name": service.model.name, "claim": service.model.claim, "path": service.model.path},
-        "modelDigest": report.model_digest,
-        "artifactDigest": report.artifact_digest,
+        "modelDigest": model,
+        "artifactDigest": artifact,
         "artifacts": service.artifacts_claim,
         "engine": service.engine,
     }))
@@ -71,26 +72,54 @@ pub fn find_or_freeze(
     preferred: &[&str],
     render: Render,
 ) -> FrozenRevision {
-    let intent = intent(service, report);
+    let intent = intent(service, &report.model_digest, &report.artifact_digest);
     let same = || kept.iter().filter(|kept| kept.frozen.intent == intent);
     let found = preferred
         .iter()
         .find_map(|revision| same().find(|kept| kept.frozen.revision == **revision))
         .or_else(|| same().max_by_key(|kept| kept.number));
-    if let Some(found) = found {
-        return found.frozen.clone();
+    match found {
+        Some(found) => found.frozen.clone(),
+        None => freeze(
+            service,
+            (&report.model_digest, &report.artifact_digest),
+            intent,
+            render,
+        ),
     }
-    let template = render(service, &report.artifact_digest);
+}
+
+/// The template of a revision that serves and whose `ControllerRevision` is lost, when rendering it anew gives the same revision.
+pub fn freeze_again(
+    service: &ValidService,
+    role: &RevisionStatus,
+    render: Render,
+) -> Option<FrozenRevision> {
+    let mut service = service.clone();
+    service.engine.image.clone_from(&role.image);
+    let of = (&role.model_digest, &role.artifact_digest);
+    let intent = intent(&service, of.0, of.1);
+    let frozen = freeze(&service, of, intent, render);
+    (frozen.revision == role.revision).then_some(frozen)
+}
+
+fn freeze(
+    service: &ValidService,
+    (model, artifact): (&Digest, &Digest),
+    intent: Digest,
+    render: Render,
+) -> FrozenRevision {
+    let template = render(service, artifact);
     let revision = digest(&json!({
-        "modelDigest": report.model_digest,
-        "artifactDigest": report.artifact_digest,
+        "modelDigest": model,
+        "artifactDigest": artifact,
         "template": template,
     }));
     FrozenRevision {
         revision: revision.short().to_owned(),
         intent,
-        model_digest: report.model_digest.clone(),
-        artifact_digest: report.artifact_digest.clone(),
+        model_digest: model.clone(),
+        artifact_digest: artifact.clone(),
         image: service.engine.image.clone(),
         template,
     }

@@ -80,10 +80,10 @@ fn everything(target: &Target) -> Vec<Action> {
             frozen: frozen.clone(),
             number: 1,
         })),
-        Action::ApplyDeployment(DeploymentRequest {
+        Action::ApplyDeployment(Box::new(DeploymentRequest {
             frozen,
             replicas: 2,
-        }),
+        })),
         Action::ApplyTraffic(Traffic::Only("0123456789".into())),
         Action::ApplyJob(JobRequest {
             name: "chat-calibrate-1".into(),

@@ -4,13 +4,13 @@
 //! been *seen* not to select them. Everything is a difference to what was observed, so that a world that is right needs no action.
 
 use mixquant_crds::MixQuantServiceStatus;
-use mixquant_crds::status::{Reason, RolloutStage};
+use mixquant_crds::status::{Reason, RevisionStatus, RolloutStage};
 
 use super::{Decisions, Measured, World};
 use crate::action::{Action, DeploymentRequest, JobRequest, NewRevision, ObjectRef};
 use crate::canary;
 use crate::observed::{FrozenRevision, JobState, Kind, ObjectName, ObservedDeployment, Traffic};
-use crate::revision::object_name;
+use crate::revision::{freeze_again, object_name};
 
 /// Revisions that are neither stable nor canary and are kept at no pods, newest first.
 const HISTORY: usize = 5;
@@ -51,9 +51,8 @@ fn wanted_replicas(
     memory: &MixQuantServiceStatus,
     revision: &str,
 ) -> Option<i32> {
-    let is = |role: &Option<mixquant_crds::status::RevisionStatus>| {
-        role.as_ref().is_some_and(|role| role.revision == revision)
-    };
+    let is =
+        |role: &Option<RevisionStatus>| role.as_ref().is_some_and(|role| role.revision == revision);
     if is(&memory.stable) {
         return Some(world.valid.replicas);
     }
@@ -164,32 +163,17 @@ fn roles(
     actions: &mut Vec<Action>,
 ) {
     let memory = decisions.memory.clone();
+    let may_leave = traffic_is_right(world, &memory);
     for role in [&memory.stable, &memory.canary].into_iter().flatten() {
-        let kept = world.observed.revisions.iter();
-        let kept = kept.map(|kept| &kept.frozen);
-        let known = kept.clone().find(|kept| kept.revision == role.revision);
-        let frozen = known.or(target.filter(|target| target.revision == role.revision));
-        let seen = world.deployment(&role.revision);
-        let replicas = wanted_replicas(world, &memory, &role.revision);
-        let Some(frozen) = frozen else {
-            // Its template is lost: what should run is left running, what should not is deleted.
-            if let (Some(seen), Some(0), true) = (seen, replicas, traffic_is_right(world, &memory))
-            {
-                actions.push(delete_deployment(world, seen));
-            }
+        let Some(replicas) = wanted_replicas(world, &memory, &role.revision) else {
             continue;
         };
-        let object = object_name(&world.valid.name, &role.revision);
-        if known.is_none() {
-            let number = world.observed.revisions.iter().map(|kept| kept.number);
-            let action = Action::ApplyRevision(Box::new(NewRevision {
-                frozen: frozen.clone(),
-                number: number.max().unwrap_or(0) + 1,
-            }));
-            let object = name(Kind::ControllerRevision, object.clone());
-            push(world, decisions, actions, (object, action));
-        }
-        let Some(replicas) = replicas else {
+        let seen = world.deployment(&role.revision);
+        let Some(frozen) = template(world, role, target, actions) else {
+            // Its template is lost: what should run is left running, what should not is deleted.
+            if let (Some(seen), 0, true) = (seen, replicas, may_leave) {
+                actions.push(delete_deployment(world, seen));
+            }
             continue;
         };
         let right = match seen {
@@ -198,16 +182,43 @@ fn roles(
             None => replicas == 0,
         };
         // Taking away waits until the Service is seen elsewhere.
-        if right || (replicas == 0 && !traffic_is_right(world, &memory)) {
+        if right || (replicas == 0 && !may_leave) {
             continue;
         }
-        let action = Action::ApplyDeployment(DeploymentRequest {
-            frozen: frozen.clone(),
-            replicas,
-        });
+        let object = object_name(&world.valid.name, &role.revision);
+        let action = Action::ApplyDeployment(Box::new(DeploymentRequest { frozen, replicas }));
         let object = name(Kind::Deployment, object);
         push(world, decisions, actions, (object, action));
     }
+}
+
+/// The template of a role: kept, or the target's, or rendered again; what was not kept is kept from now on.
+fn template(
+    world: &World<'_>,
+    role: &RevisionStatus,
+    target: Option<&FrozenRevision>,
+    actions: &mut Vec<Action>,
+) -> Option<FrozenRevision> {
+    let mut kept = world.observed.revisions.iter();
+    if let Some(kept) = kept.find(|kept| kept.frozen.revision == role.revision) {
+        return Some(kept.frozen.clone());
+    }
+    let frozen = target
+        .filter(|target| target.revision == role.revision)
+        .cloned()
+        .or_else(|| freeze_again(world.valid, role, world.render))?;
+    let object = name(
+        Kind::ControllerRevision,
+        object_name(&world.valid.name, &role.revision),
+    );
+    if !world.is_foreign(&object) {
+        let number = world.observed.revisions.iter().map(|kept| kept.number);
+        actions.push(Action::ApplyRevision(Box::new(NewRevision {
+            frozen: frozen.clone(),
+            number: number.max().unwrap_or(0) + 1,
+        })));
+    }
+    Some(frozen)
 }
 
 fn traffic(world: &World<'_>, decisions: &mut Decisions, actions: &mut Vec<Action>) {
@@ -236,10 +247,10 @@ fn leavers(world: &World<'_>, decisions: &mut Decisions, actions: &mut Vec<Actio
         let mut kept = world.observed.revisions.iter();
         match kept.find(|kept| kept.frozen.revision == deployment.revision) {
             Some(_) if deployment.replicas == 0 => {}
-            Some(kept) => actions.push(Action::ApplyDeployment(DeploymentRequest {
+            Some(kept) => actions.push(Action::ApplyDeployment(Box::new(DeploymentRequest {
                 frozen: kept.frozen.clone(),
                 replicas: 0,
-            })),
+            }))),
             // It could never be used again.
             None => actions.push(delete_deployment(world, deployment)),
         }

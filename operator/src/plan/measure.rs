@@ -16,7 +16,7 @@ use crate::observed::{Dataset, JobState, Kind, ObjectName, ObservedJob, Presence
 use crate::revision::{self, LATE_MESSAGE_SECONDS, seconds_between};
 
 /// A running Job or something missing is looked at again after this, should a watch be lost.
-const LOOK_AGAIN: Duration = Duration::from_secs(60);
+const LOOK_AGAIN: Duration = Duration::from_mins(1);
 
 /// Where the measuring stands.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,49 +74,43 @@ pub(super) fn measure(world: &World<'_>, decisions: &mut Decisions) -> Measured 
         Err(measured) => {
             forget_old_failures(world, decisions, &[]);
             decisions.wake.push(LOOK_AGAIN);
-            return measured;
+            return *measured;
         }
     };
     let inputs = revision::inputs(world.valid, calibration_data, evaluation_data);
     let image = &world.valid.engine.image;
     let calibration = revision::calibration_names(&world.valid.name, &inputs);
-    let known = decisions
-        .memory
-        .calibrations
-        .iter()
-        .find(|record| record.inputs_digest == inputs)
-        .cloned();
-    let (names, wanted) = match &known {
-        None => (calibration.clone(), Wanted::Calibration { inputs }),
-        Some(record) => {
-            let artifact = &record.report.artifact_digest;
-            let digest = revision::verification(&inputs, artifact, image);
-            let wanted = Wanted::Verification {
-                digest: digest.clone(),
-                of: record.clone(),
-            };
-            (
-                revision::verification_names(&world.valid.name, &digest),
-                wanted,
-            )
-        }
-    };
+    let records = decisions.memory.calibrations.iter();
+    let mut known = records.filter(|record| record.inputs_digest == inputs);
+    let exact = known.clone().find(|record| record.image == *image).cloned();
+    let other = known.next().cloned();
     let mut keep = calibration.to_vec();
-    keep.extend(names.iter().cloned());
-    forget_old_failures(world, decisions, &names);
-
-    let measured = decisions.memory.calibrations.iter();
-    let exact = measured
-        .filter(|record| record.inputs_digest == *wanted.inputs())
-        .find(|record| record.image == *image);
-    if let Some(record) = exact.cloned() {
+    if let Some(record) = exact {
+        keep.extend(verification(world, &record).1);
+        forget_old_failures(world, decisions, &keep);
         return gate(world, decisions, record, keep);
     }
+    let (wanted, names) = match other {
+        None => (Wanted::Calibration { inputs }, calibration),
+        Some(record) => verification(world, &record),
+    };
+    keep.extend(names.iter().cloned());
+    forget_old_failures(world, decisions, &names);
     job(world, decisions, &wanted, &names, keep)
 }
 
+/// The verification of a known artifact by the spec's image, and the names of its Job.
+fn verification(world: &World<'_>, record: &CalibrationRecord) -> (Wanted, [String; 2]) {
+    let artifact = &record.report.artifact_digest;
+    let image = &world.valid.engine.image;
+    let digest = revision::verification(&record.inputs_digest, artifact, image);
+    let names = revision::verification_names(&world.valid.name, &digest);
+    let of = Box::new(record.clone());
+    (Wanted::Verification { digest, of }, names)
+}
+
 /// The digests of both datasets, or what keeps the measuring from starting.
-fn data<'a>(world: &World<'a>) -> Result<(&'a Digest, &'a Digest), Measured> {
+fn data<'a>(world: &World<'a>) -> Result<(&'a Digest, &'a Digest), Box<Measured>> {
     let observed = world.observed;
     let mut missing = Vec::new();
     for claim in [&observed.model_claim, &observed.artifact_claim] {
@@ -134,19 +128,19 @@ fn data<'a>(world: &World<'a>) -> Result<(&'a Digest, &'a Digest), Measured> {
     }
     missing.dedup();
     let [calibration, evaluation] = digests[..] else {
-        return Err(Measured::Waiting {
+        return Err(Box::new(Measured::Waiting {
             message: missing.join("; "),
-        });
+        }));
     };
     if !missing.is_empty() {
-        return Err(Measured::Waiting {
+        return Err(Box::new(Measured::Waiting {
             message: missing.join("; "),
-        });
+        }));
     }
     if calibration == evaluation {
-        return Err(Measured::Invalid {
+        return Err(Box::new(Measured::Invalid {
             message: "verification.dataset holds the same bytes as calibration.dataset: verify on texts that calibration has not seen".into(),
-        });
+        }));
     }
     Ok((calibration, evaluation))
 }
@@ -158,18 +152,11 @@ enum Wanted {
     },
     Verification {
         digest: Digest,
-        of: CalibrationRecord,
+        of: Box<CalibrationRecord>,
     },
 }
 
 impl Wanted {
-    fn inputs(&self) -> &Digest {
-        match self {
-            Self::Calibration { inputs } => inputs,
-            Self::Verification { of, .. } => &of.inputs_digest,
-        }
-    }
-
     /// What names a failure of it.
     fn short(&self) -> &str {
         match self {
@@ -250,10 +237,10 @@ fn forget_old_failures(world: &World<'_>, decisions: &mut Decisions, names: &[St
             names.contains(&job.name) && job.name.contains(failed) && is_over(&job.state)
         })
     };
-    decisions
-        .memory
-        .failed_revisions
-        .retain(|failed| failed.request == world.valid.request || failed_job(&failed.revision));
+    decisions.memory.failed_revisions.retain(|failed| {
+        let of_a_job = failed.reason == Reason::CalibrationFailed;
+        failed.request == world.valid.request || (of_a_job && failed_job(&failed.revision))
+    });
 }
 
 /// Whether a Job is finished or on its way out.

@@ -170,11 +170,12 @@ fn stepping(
         Some(Outcome::Fail | Outcome::Inconclusive) | None => false,
     };
     if passed && canary::held(rollout, at, world.now) {
-        return if canary::has_next(rollout, at.step) {
-            enter(world, decisions, RolloutStage::Stepping, at.step + 1)
+        let (stage, step) = if canary::has_next(rollout, at.step) {
+            (RolloutStage::Stepping, at.step + 1)
         } else {
-            enter(world, decisions, RolloutStage::Promoting, at.step)
+            (RolloutStage::Promoting, at.step)
         };
+        return enter(world, decisions, stage, step);
     }
     check_deadline(world, decisions, target, at);
 }

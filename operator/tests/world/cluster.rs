@@ -3,35 +3,36 @@
 use std::collections::VecDeque;
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use mixquant_crds::report::{CalibrationReport, FailureReason, JobFailure, VerifyReport};
-use mixquant_crds::status::{MixQuantServiceStatus, Outcome, RolloutStage, VerdictStatus};
+use mixquant_crds::status::MixQuantServiceStatus;
 use mixquant_crds::{Digest, JobMessage, KvPrecision, MixQuantService};
 use mixquant_operator::action::{JobRequest, JobWork, Window};
 use mixquant_operator::observed::{
-    Dataset, FrozenRevision, JobState, Observed, ObservedDeployment, ObservedJob, ObservedPod,
-    ObservedRevision, ObservedTraffic, Presence, Traffic,
+    FrozenRevision, JobState, Observed, ObservedJob, ObservedRevision, Traffic,
 };
 
-use super::End;
-use super::operator::Operator;
-use super::scenario::{Change, Dice, Happening};
-use super::traffic::{self, Page, REQUESTS_PER_SECOND};
+use super::scenario::Dice;
+use super::traffic::{self, REQUESTS_PER_SECOND};
 
 /// When the simulation begins.
-const EPOCH: i64 = 1_700_000_000;
+pub(super) const EPOCH: i64 = 1_700_000_000;
 /// Observations that a stale read may fall back to.
-const HISTORY: usize = 12;
+pub(super) const HISTORY: usize = 12;
 
 /// The moment of a virtual second.
 pub fn moment(now: i64) -> Timestamp {
     Timestamp::from_second(EPOCH + now).unwrap()
 }
 
+/// The virtual second of a moment.
+pub fn second(moment: Timestamp) -> i64 {
+    moment.as_second() - EPOCH
+}
+
 /// A Job and what it will say.
 #[derive(Debug, Clone)]
-struct Job {
-    seen: ObservedJob,
+pub(super) struct Job {
+    pub(super) seen: ObservedJob,
     ends_at: i64,
     answer: Result<JobMessage, String>,
 }
@@ -54,7 +55,8 @@ pub struct Cluster {
     pub now: i64,
     /// Rises with every change: what watches see.
     pub changes: u64,
-    pub trace: Vec<String>,
+    /// What happened; only kept when somebody will read it.
+    pub trace: Option<Vec<String>>,
     pub(super) service: MixQuantService,
     pub(super) jobs_made: u64,
     pub(super) pods: Vec<Pod>,
@@ -63,12 +65,14 @@ pub struct Cluster {
     pub(super) traffic: Option<Traffic>,
     /// The pods that must be ready and selected now; less while faults heal.
     pub(super) floor: Floor,
-    jobs: Vec<Job>,
-    calibration_data: Option<u64>,
-    history: VecDeque<Observed>,
-    dice: Dice,
+    pub(super) jobs: Vec<Job>,
+    pub(super) calibration_data: Option<u64>,
+    /// Earlier observations are kept for stale reads.
+    pub keeps_history: bool,
+    pub(super) history: VecDeque<Observed>,
+    pub(super) dice: Dice,
     made: u64,
-    disturbed: bool,
+    pub(super) disturbed: bool,
 }
 
 /// When serving is guaranteed: after the first stable, outside the healing time of faults.
@@ -105,7 +109,7 @@ impl Cluster {
         Self {
             now: 0,
             changes: 1,
-            trace: Vec::new(),
+            trace: None,
             floor: Floor {
                 replicas: service.spec.replicas,
                 heals_at: 0,
@@ -118,6 +122,7 @@ impl Cluster {
             traffic: None,
             jobs: Vec::new(),
             calibration_data: Some(0),
+            keeps_history: false,
             history: VecDeque::new(),
             dice: Dice::new(seed),
             made: 0,
@@ -125,9 +130,10 @@ impl Cluster {
         }
     }
 
-    pub fn note(&mut self, text: impl AsRef<str>) {
-        self.trace
-            .push(format!("{:>6} {}", self.now, text.as_ref()));
+    pub fn note(&mut self, text: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{:>6} {}", self.now, text()));
+        }
     }
 
     pub fn phase(&self) -> String {
@@ -148,8 +154,6 @@ impl Cluster {
     pub(super) fn changed(&mut self) {
         self.changes += 1;
     }
-
-    // What the operator asks for. -----------------------------------------------------------------------------------------------
 
     pub(super) fn write_status(&mut self, status: MixQuantServiceStatus) {
         self.service.status = Some(status);
@@ -218,12 +222,12 @@ impl Cluster {
 
     pub(super) fn scale(&mut self, frozen: &FrozenRevision, replicas: i32) {
         let mut deployments = self.deployments.iter_mut();
-        match deployments.find(|(known, ..)| known.revision == frozen.revision) {
-            Some(deployment) => deployment.2 = replicas,
-            None => {
-                let uid = self.unique("deployment");
-                self.deployments.push((frozen.clone(), uid, replicas));
-            }
+        let known = deployments.find(|(known, ..)| known.revision == frozen.revision);
+        if let Some(deployment) = known {
+            deployment.2 = replicas;
+        } else {
+            let uid = self.unique("deployment");
+            self.deployments.push((frozen.clone(), uid, replicas));
         }
         self.control();
         self.changed();
@@ -236,10 +240,8 @@ impl Cluster {
         self.changed();
     }
 
-    // What controllers do. ------------------------------------------------------------------------------------------------------
-
     /// Deployment controllers: as many pods as asked for, newest taken away first.
-    fn control(&mut self) {
+    pub(super) fn control(&mut self) {
         let deployments = self.deployments.clone();
         self.pods.retain(|pod| {
             let mut known = deployments.iter();
@@ -330,7 +332,7 @@ impl Cluster {
             self.changed();
         }
         for text in ended {
-            self.note(text);
+            self.note(|| text);
         }
         self.check()
     }
@@ -351,242 +353,6 @@ impl Cluster {
             let index = serving[usize::try_from(request).unwrap() % serving.len()];
             let pod = &mut self.pods[index];
             traffic::observe(&mut pod.counts, &mut self.dice, pod.slowness);
-        }
-    }
-
-    // What people and the world do. ---------------------------------------------------------------------------------------------
-
-    pub fn happen(&mut self, happening: &Happening, operator: &mut Operator) -> Result<(), String> {
-        self.note(format!("{happening:?}"));
-        match *happening {
-            Happening::Change(change) => self.change(change),
-            Happening::Crash(after) => operator.crash = Some(after),
-            Happening::Stale(age) => operator.stale = age,
-            Happening::UpgradeOperator => operator.upgrade(),
-            _ => {
-                self.disturbed = true;
-                self.fault(*happening);
-            }
-        }
-        self.changed();
-        self.check()
-    }
-
-    fn change(&mut self, change: Change) {
-        let spec = &mut self.service.spec;
-        let before = spec.clone();
-        match change {
-            Change::Image(image) => spec.engine.image = format!("engine:{image}"),
-            Change::Precision(which) => {
-                let kv = &mut spec.precision.kv_cache;
-                kv.default = if which == 1 {
-                    KvPrecision::INT2
-                } else {
-                    KvPrecision::INT4
-                };
-                kv.block_size = if which == 2 { 32 } else { 16 };
-            }
-            Change::Data(data) => self.calibration_data = Some(data),
-            Change::DataGone => self.calibration_data = None,
-            Change::Replicas(replicas) => spec.replicas = replicas,
-            Change::Hold(seconds) => spec.rollout.steps[0].hold.0 = format!("{seconds}s"),
-        }
-        if *spec != before {
-            self.floor.replicas = spec.replicas.min(before.replicas);
-            // New pods of a scaled stable need their time.
-            self.floor.heals_at = self.floor.heals_at.max(self.now + 60);
-            let generation = self.service.metadata.generation.unwrap();
-            self.service.metadata.generation = Some(generation + 1);
-        }
-    }
-
-    fn fault(&mut self, happening: Happening) {
-        let heals = |cluster: &mut Self| cluster.floor.heals_at = cluster.now + 90;
-        match happening {
-            Happening::KillPod if !self.pods.is_empty() => {
-                let index = self.pick(self.pods.len());
-                self.pods.remove(index);
-                self.control();
-                heals(self);
-            }
-            Happening::DeleteDeployment if !self.deployments.is_empty() => {
-                let index = self.pick(self.deployments.len());
-                self.deployments.remove(index);
-                self.control();
-                heals(self);
-            }
-            Happening::EditDeployment if !self.deployments.is_empty() => {
-                let index = self.pick(self.deployments.len());
-                self.deployments[index].2 = i32::try_from(self.pick(6)).unwrap();
-                self.control();
-                heals(self);
-            }
-            Happening::DeleteJob if !self.jobs.is_empty() => {
-                let index = self.pick(self.jobs.len());
-                self.jobs.remove(index);
-            }
-            Happening::DeleteRevision if !self.revisions.is_empty() => {
-                let index = self.pick(self.revisions.len());
-                self.revisions.remove(index);
-            }
-            Happening::EditTraffic if self.traffic.is_some() => {
-                self.traffic = Some(Traffic::Only("0000000000".into()));
-                heals(self);
-            }
-            Happening::LoseAnswers => {
-                for job in &mut self.jobs {
-                    job.seen.message = None;
-                }
-            }
-            Happening::ForgePass => self.forge(),
-            Happening::ClearStatus => self.service.status = None,
-            _ => {}
-        }
-    }
-
-    fn pick(&mut self, count: usize) -> usize {
-        usize::try_from(self.dice.below(u64::try_from(count).unwrap())).unwrap()
-    }
-
-    /// A status that claims that the trial has passed.
-    fn forge(&mut self) {
-        let at = Time(moment(self.now));
-        let status = self.service.status.as_mut();
-        if let Some(rollout) = status.and_then(|status| status.rollout.as_mut()) {
-            rollout.stage = RolloutStage::Promoting;
-            rollout.verdict = Some(VerdictStatus {
-                outcome: Outcome::Pass,
-                at,
-                message: "forged".into(),
-            });
-        }
-    }
-
-    // What is read. -------------------------------------------------------------------------------------------------------------
-
-    pub fn pages(&self) -> Vec<Page<'_>> {
-        let ready = self.pods.iter().filter(|pod| self.is_ready(pod));
-        ready
-            .map(|pod| Page {
-                uid: &pod.uid,
-                revision: &pod.revision,
-                born: EPOCH + pod.born,
-                counts: &pod.counts,
-            })
-            .collect()
-    }
-
-    /// The world, with children of `age` observations ago when it is stale.
-    pub fn observe(&mut self, age: usize) -> Observed {
-        let fresh = self.fresh();
-        self.history.push_front(fresh.clone());
-        self.history.truncate(HISTORY);
-        match self.history.get(age) {
-            Some(old) => Observed {
-                service: fresh.service,
-                calibration_data: fresh.calibration_data,
-                evaluation_data: fresh.evaluation_data,
-                ..old.clone()
-            },
-            None => fresh,
-        }
-    }
-
-    fn fresh(&self) -> Observed {
-        let data = self
-            .calibration_data
-            .map(|data| Digest::of_bytes(&[1, u8::try_from(data).unwrap()]));
-        Observed {
-            service: self.service.clone(),
-            calibration_data: match data {
-                Some(digest) => Dataset::Present { digest },
-                None => Dataset::Missing {
-                    what: "ConfigMap `texts` does not exist".into(),
-                },
-            },
-            evaluation_data: Dataset::Present {
-                digest: Digest::of_bytes(&[2]),
-            },
-            model_claim: Presence::Present,
-            artifact_claim: Presence::Present,
-            jobs: self.jobs.iter().map(|job| job.seen.clone()).collect(),
-            revisions: self.revisions.clone(),
-            deployments: self
-                .deployments
-                .iter()
-                .map(|one| self.deployment(one))
-                .collect(),
-            pods: self.pods.iter().map(|pod| self.pod(pod)).collect(),
-            traffic: self.traffic.clone().map(|traffic| ObservedTraffic {
-                selects: (traffic != Traffic::Only("0000000000".into())).then_some(traffic),
-                matches: true,
-            }),
-            foreign: Vec::new(),
-        }
-    }
-
-    fn deployment(
-        &self,
-        (frozen, uid, replicas): &(FrozenRevision, String, i32),
-    ) -> ObservedDeployment {
-        let pods = self
-            .pods
-            .iter()
-            .filter(|pod| pod.revision == frozen.revision);
-        let existing = i32::try_from(pods.clone().count()).unwrap();
-        let ready = i32::try_from(pods.filter(|pod| self.is_ready(pod)).count()).unwrap();
-        ObservedDeployment {
-            revision: frozen.revision.clone(),
-            uid: uid.clone(),
-            replicas: *replicas,
-            existing,
-            ready,
-            available: ready,
-            up_to_date: true,
-            matches: true,
-            problem: (frozen.image == "engine:3").then(|| "CrashLoopBackOff, exit code 139".into()),
-        }
-    }
-
-    fn pod(&self, pod: &Pod) -> ObservedPod {
-        ObservedPod {
-            name: pod.uid.clone(),
-            uid: pod.uid.clone(),
-            revision: pod.revision.clone(),
-            ip: Some("127.0.0.1".into()),
-            ready: self.is_ready(pod),
-            terminating: false,
-            restarts: 0,
-            created_at: moment(pod.born),
-        }
-    }
-
-    pub fn end(&self) -> End {
-        let status = self.status();
-        let mut pods: Vec<_> = self
-            .deployments
-            .iter()
-            .filter(|(.., replicas)| *replicas > 0)
-            .map(|(frozen, _, replicas)| (frozen.revision.clone(), *replicas))
-            .collect();
-        pods.sort();
-        let mut failed: Vec<String> = status
-            .failed_revisions
-            .iter()
-            .map(|failed| failed.revision.clone())
-            .collect();
-        failed.sort();
-        let spec = &self.service.spec;
-        End {
-            phase: self.phase(),
-            stable: status.stable.map(|stable| stable.revision),
-            pods,
-            traffic: format!("{:?}", self.traffic),
-            failed,
-            good: !self.disturbed
-                && ["engine:0", "engine:1"].contains(&spec.engine.image.as_str())
-                && spec.precision.kv_cache.default == KvPrecision::INT4
-                && matches!(self.calibration_data, Some(0 | 1)),
         }
     }
 }

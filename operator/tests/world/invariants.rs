@@ -15,7 +15,7 @@ impl Cluster {
         plan: &Plan,
         action: &Action,
     ) -> Result<(), String> {
-        self.note(brief(action));
+        self.note(|| brief(action));
         match action {
             Action::Remember(status) | Action::Report(status) => {
                 self.may_become(plan, status)?;
@@ -94,11 +94,11 @@ impl Cluster {
             if was(next) != canary {
                 return Err("stable becomes what was not the canary".into());
             }
-            if next
-                .stable
-                .as_ref()
-                .is_some_and(|stable| stable.image == "engine:2")
-            {
+            let slow = |status: &MixQuantServiceStatus| {
+                let stable = status.stable.as_ref();
+                stable.is_some_and(|stable| stable.image == "engine:2")
+            };
+            if slow(next) && !slow(&before) {
                 return Err("a canary of 1.5 times the latency is promoted".into());
             }
         }
@@ -149,8 +149,8 @@ impl Cluster {
             return Err(format!("stable {revision} is scaled to {replicas}"));
         }
         let has_pods = self.pods.iter().any(|pod| pod.revision == *revision);
-        if replicas == 0 && !has_pods {
-            // A stale view may ask once more for what is so.
+        if replicas == 0 && (!has_pods || self.now < self.floor.heals_at) {
+            // A stale view may ask once more for what is so; pods that someone added by hand leave whatever the Service selects.
             return Ok(());
         }
         if replicas == 0 {

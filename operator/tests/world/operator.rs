@@ -8,11 +8,11 @@ use mixquant_operator::observed::Observed;
 use mixquant_operator::plan::plan;
 use mixquant_operator::validate::{ValidService, validate};
 
-use super::cluster::{Cluster, moment};
+use super::cluster::{Cluster, moment, second};
 use super::traffic::Scraper;
 
 /// How often something missing is looked for.
-const LOOK_AGAIN: Duration = Duration::from_secs(60);
+const LOOK_AGAIN: Duration = Duration::from_mins(1);
 
 /// The operator's process.
 #[derive(Debug, Default)]
@@ -114,6 +114,13 @@ impl Operator {
         let (valid, plan) = self.decide(cluster, &observed);
         self.scraper.set_window(plan.window.clone());
         self.requeue = plan.requeue.map(|after| cluster.now + seconds(after));
+        if let Some(window) = &plan.window {
+            // Baselines are taken as soon as the window opens.
+            let opens = second(window.since);
+            if opens > cluster.now {
+                self.requeue = Some(self.requeue.map_or(opens, |at| at.min(opens)));
+            }
+        }
         let looks = plan.requeue == Some(LOOK_AGAIN) && plan.window.is_none();
         self.idle = if plan.actions.is_empty() && looks {
             self.idle + 1
@@ -126,14 +133,14 @@ impl Operator {
         let crash = self.crash.take();
         for (index, action) in plan.actions.iter().enumerate() {
             if crash == Some(index) {
-                cluster.note("the operator dies");
+                cluster.note(|| "the operator dies".into());
                 self.die();
                 return Ok(());
             }
             cluster.act(&valid, &plan, action)?;
         }
         if crash.is_some() {
-            cluster.note("the operator dies after its pass");
+            cluster.note(|| "the operator dies after its pass".into());
             self.die();
         }
         Ok(())

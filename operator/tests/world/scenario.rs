@@ -167,6 +167,11 @@ impl Scenario {
         }
     }
 
+    pub fn has_stale_reads(&self) -> bool {
+        let mut all = self.happenings.iter();
+        all.any(|(_, happening)| matches!(happening, Happening::Stale(_)))
+    }
+
     /// Whether something beside people's changes happens.
     pub fn is_disturbed(&self) -> bool {
         let mut all = self.happenings.iter();

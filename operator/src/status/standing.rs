@@ -1,0 +1,180 @@
+//! Where the service stands: its phase, what it is busy with, what it is stuck at. All conditions share these words.
+
+use mixquant_crds::status::{Phase, Reason, RevisionStatus, RolloutStage, RolloutStatus};
+
+use crate::canary;
+use crate::observed::FrozenRevision;
+use crate::plan::{Decisions, Measured, World, traffic_is_right};
+
+/// Where the service stands, in the words that all conditions share.
+pub(super) struct Standing {
+    pub(super) phase: Phase,
+    /// Why nothing moves until a person changes something.
+    pub(super) stalled: Option<(Reason, String)>,
+    /// What is being done or waited for.
+    pub(super) busy: Option<(Reason, String)>,
+}
+
+pub(super) fn standing(
+    world: &World<'_>,
+    decisions: &Decisions,
+    measured: &Measured,
+    target: Option<&FrozenRevision>,
+) -> Standing {
+    let at = decisions.memory.rollout.as_ref();
+    if let Some(at) = at.filter(|_| decisions.memory.canary.is_some()) {
+        return rolling(world, decisions, at);
+    }
+    let stuck = |phase, reason, message: &str| Standing {
+        phase,
+        stalled: Some((reason, message.to_owned())),
+        busy: None,
+    };
+    let busy = |phase, reason, message: String| Standing {
+        phase,
+        stalled: None,
+        busy: Some((reason, message)),
+    };
+    match measured {
+        Measured::Invalid { message } => stuck(Phase::Invalid, Reason::InvalidSpec, message),
+        Measured::Failed { message, .. } => {
+            stuck(Phase::Degraded, Reason::CalibrationFailed, message)
+        }
+        Measured::Rejected { message, .. } => {
+            stuck(Phase::Degraded, Reason::PrecisionRegression, message)
+        }
+        Measured::Waiting { message } => {
+            busy(Phase::Pending, Reason::DependencyMissing, message.clone())
+        }
+        Measured::Running { .. } if !decisions.blocked.is_empty() => blocked(decisions),
+        Measured::Running { message, .. } => {
+            busy(Phase::Calibrating, Reason::Calibrating, message.clone())
+        }
+        Measured::Accepted { .. } => {
+            let failed = target.and_then(|target| decisions.failure(world.valid, &target.revision));
+            match failed {
+                Some(failed) => stuck(Phase::Degraded, failed.reason, &failed.message),
+                None if !decisions.blocked.is_empty() => blocked(decisions),
+                None => serving(world, decisions),
+            }
+        }
+    }
+}
+
+fn blocked(decisions: &Decisions) -> Standing {
+    let names: Vec<String> = decisions
+        .blocked
+        .iter()
+        .map(|object| format!("{:?} {}", object.kind, object.name))
+        .collect();
+    Standing {
+        phase: Phase::Pending,
+        stalled: None,
+        busy: Some((
+            Reason::DependencyMissing,
+            format!(
+                "{} belongs to another owner: it is waited for; delete it or rename the service",
+                names.join(", ")
+            ),
+        )),
+    }
+}
+
+/// A trial is under way.
+fn rolling(world: &World<'_>, decisions: &Decisions, at: &RolloutStatus) -> Standing {
+    let revision = |role: &Option<RevisionStatus>| {
+        role.as_ref()
+            .map_or_else(String::new, |role| role.revision.clone())
+    };
+    let canary = revision(&decisions.memory.canary);
+    let seen = world.deployment(&canary);
+    let ready = seen.map_or(0, |seen| seen.available);
+    let problem = seen.and_then(|seen| seen.problem.as_deref());
+    let problem = problem.map_or(String::new(), |problem| format!(": {problem}"));
+    let steps = world.valid.rollout.steps.len();
+    let wanted = match decisions.memory.stable {
+        Some(_) => canary::size(&world.valid.rollout, at, world.valid.replicas),
+        None => world.valid.replicas,
+    };
+    let pods = format!("{ready} of {wanted} pods available{problem}");
+    let (phase, message) = match at.stage {
+        RolloutStage::Starting if decisions.memory.stable.is_none() => (
+            Phase::Deploying,
+            format!("revision {canary} starts, {pods}"),
+        ),
+        RolloutStage::Starting => (Phase::Canary, format!("canary {canary} starts, {pods}")),
+        RolloutStage::Stepping => (
+            Phase::Canary,
+            format!(
+                "canary {canary} is at step {} of {steps}, {pods}",
+                at.step + 1
+            ),
+        ),
+        RolloutStage::Promoting => (
+            Phase::Promoting,
+            format!("canary {canary} takes over, {pods}"),
+        ),
+        RolloutStage::RollingBack => (
+            Phase::RollingBack,
+            format!("canary {canary} leaves: {}", failed(world, decisions)),
+        ),
+    };
+    let reason = match at.stage {
+        RolloutStage::Starting | RolloutStage::Stepping | RolloutStage::Promoting => {
+            Reason::RollingOut
+        }
+        RolloutStage::RollingBack => Reason::RolledBack,
+    };
+    Standing {
+        phase,
+        stalled: None,
+        busy: Some((reason, message)),
+    }
+}
+
+/// The evidence against the canary that leaves.
+fn failed(world: &World<'_>, decisions: &Decisions) -> String {
+    let canary = decisions.memory.canary.as_ref();
+    let failed = canary.and_then(|canary| decisions.failure(world.valid, &canary.revision));
+    failed.map_or_else(|| "it failed".into(), |failed| failed.message.clone())
+}
+
+/// Stable is what the spec asks for; are its pods there?
+fn serving(world: &World<'_>, decisions: &Decisions) -> Standing {
+    let replicas = world.valid.replicas;
+    let stable = decisions.memory.stable.as_ref();
+    let runs = stable.is_some_and(|stable| world.runs(&stable.revision, replicas));
+    let selected = traffic_is_right(world, &decisions.memory);
+    if runs && selected {
+        return Standing {
+            phase: Phase::Ready,
+            stalled: None,
+            busy: None,
+        };
+    }
+    let message = if runs {
+        "the Service does not select stable yet".to_owned()
+    } else {
+        pods(world, decisions)
+    };
+    Standing {
+        phase: Phase::Deploying,
+        stalled: None,
+        busy: Some((Reason::PodsNotReady, message)),
+    }
+}
+
+/// How many of stable's pods are there, and what is wrong with the others.
+pub(super) fn pods(world: &World<'_>, decisions: &Decisions) -> String {
+    let Some(stable) = &decisions.memory.stable else {
+        return "no revision serves yet".into();
+    };
+    let seen = world.deployment(&stable.revision);
+    let available = seen.map_or(0, |seen| seen.available);
+    let problem = seen.and_then(|seen| seen.problem.as_deref());
+    let problem = problem.map_or(String::new(), |problem| format!(": {problem}"));
+    format!(
+        "{available} of {} pods of stable {} are available{problem}",
+        world.valid.replicas, stable.revision
+    )
+}

@@ -1,0 +1,142 @@
+//! What is read from the cluster: metrics pages, observations (stale ones too), the end of a life.
+
+use mixquant_crds::{Digest, KvPrecision};
+use mixquant_operator::observed::{
+    Dataset, FrozenRevision, Observed, ObservedDeployment, ObservedPod, ObservedTraffic, Presence,
+    Traffic,
+};
+
+use super::End;
+use super::cluster::{Cluster, EPOCH, HISTORY, Pod, moment};
+use super::traffic::Page;
+
+impl Cluster {
+    pub fn pages(&self) -> Vec<Page<'_>> {
+        let ready = self.pods.iter().filter(|pod| self.is_ready(pod));
+        ready
+            .map(|pod| Page {
+                uid: &pod.uid,
+                revision: &pod.revision,
+                born: EPOCH + pod.born,
+                counts: &pod.counts,
+            })
+            .collect()
+    }
+
+    /// The world, with children of `age` observations ago when it is stale.
+    pub fn observe(&mut self, age: usize) -> Observed {
+        let fresh = self.fresh();
+        if !self.keeps_history {
+            return fresh;
+        }
+        self.history.push_front(fresh.clone());
+        self.history.truncate(HISTORY);
+        match self.history.get(age) {
+            Some(old) => Observed {
+                service: fresh.service,
+                calibration_data: fresh.calibration_data,
+                evaluation_data: fresh.evaluation_data,
+                ..old.clone()
+            },
+            None => fresh,
+        }
+    }
+
+    fn fresh(&self) -> Observed {
+        let data = self
+            .calibration_data
+            .map(|data| Digest::of_bytes(&[1, u8::try_from(data).unwrap()]));
+        Observed {
+            service: self.service.clone(),
+            calibration_data: match data {
+                Some(digest) => Dataset::Present { digest },
+                None => Dataset::Missing {
+                    what: "ConfigMap `texts` does not exist".into(),
+                },
+            },
+            evaluation_data: Dataset::Present {
+                digest: Digest::of_bytes(&[2]),
+            },
+            model_claim: Presence::Present,
+            artifact_claim: Presence::Present,
+            jobs: self.jobs.iter().map(|job| job.seen.clone()).collect(),
+            revisions: self.revisions.clone(),
+            deployments: self
+                .deployments
+                .iter()
+                .map(|one| self.deployment(one))
+                .collect(),
+            pods: self.pods.iter().map(|pod| self.pod(pod)).collect(),
+            traffic: self.traffic.clone().map(|traffic| ObservedTraffic {
+                selects: (traffic != Traffic::Only("0000000000".into())).then_some(traffic),
+                matches: true,
+            }),
+            foreign: Vec::new(),
+        }
+    }
+
+    fn deployment(
+        &self,
+        (frozen, uid, replicas): &(FrozenRevision, String, i32),
+    ) -> ObservedDeployment {
+        let pods = self
+            .pods
+            .iter()
+            .filter(|pod| pod.revision == frozen.revision);
+        let existing = i32::try_from(pods.clone().count()).unwrap();
+        let ready = i32::try_from(pods.filter(|pod| self.is_ready(pod)).count()).unwrap();
+        ObservedDeployment {
+            revision: frozen.revision.clone(),
+            uid: uid.clone(),
+            replicas: *replicas,
+            existing,
+            ready,
+            available: ready,
+            up_to_date: true,
+            matches: true,
+            problem: (frozen.image == "engine:3").then(|| "CrashLoopBackOff, exit code 139".into()),
+        }
+    }
+
+    fn pod(&self, pod: &Pod) -> ObservedPod {
+        ObservedPod {
+            name: pod.uid.clone(),
+            uid: pod.uid.clone(),
+            revision: pod.revision.clone(),
+            ip: Some("127.0.0.1".into()),
+            ready: self.is_ready(pod),
+            terminating: false,
+            restarts: 0,
+            created_at: moment(pod.born),
+        }
+    }
+
+    pub fn end(&self) -> End {
+        let status = self.status();
+        let mut pods: Vec<_> = self
+            .deployments
+            .iter()
+            .filter(|(.., replicas)| *replicas > 0)
+            .map(|(frozen, _, replicas)| (frozen.revision.clone(), *replicas))
+            .collect();
+        pods.sort();
+        let mut failed: Vec<String> = status
+            .failed_revisions
+            .iter()
+            .map(|failed| failed.revision.clone())
+            .collect();
+        failed.sort();
+        let spec = &self.service.spec;
+        End {
+            phase: self.phase(),
+            stable: status.stable.map(|stable| stable.revision),
+            pods,
+            traffic: format!("{:?}", self.traffic),
+            failed,
+            good: !self.disturbed
+                && ["engine:0", "engine:1"].contains(&spec.engine.image.as_str())
+                && spec.precision.kv_cache.default == KvPrecision::INT4
+                && matches!(self.calibration_data, Some(0 | 1)),
+        }
+    }
+}
