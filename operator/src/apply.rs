@@ -51,7 +51,7 @@ pub struct Writer {
     client: Client,
     fence: Fence,
     metrics: Arc<Metrics>,
-    recorder: Recorder,
+    reporter: Reporter,
 }
 
 /// A service as it was read at the start of a pass, in the form that the API stores.
@@ -97,10 +97,10 @@ impl Writer {
             instance: Some(instance),
         };
         Self {
-            recorder: Recorder::new(client.clone(), reporter),
             client,
             fence,
             metrics,
+            reporter,
         }
     }
 
@@ -138,11 +138,11 @@ impl Writer {
             }
             Action::ApplyRevision(new) => {
                 let object = deployment::controller_revision(owner, &new.frozen, new.number);
-                self.ensure(owner, object, Existing::Keep).await
+                Box::pin(self.ensure(owner, object, Existing::Keep)).await
             }
             Action::ApplyDeployment(request) => {
                 let object = deployment::deployment(owner, &request.frozen, request.replicas);
-                self.ensure(owner, object, Existing::Repair).await
+                Box::pin(self.ensure(owner, object, Existing::Repair)).await
             }
             Action::ApplyTraffic(traffic) => {
                 let revision = match traffic {
@@ -151,12 +151,12 @@ impl Writer {
                 };
                 let selector = service::selector(&owner.name, revision);
                 let object = service::service(owner, selector);
-                self.ensure(owner, object, Existing::Repair).await
+                Box::pin(self.ensure(owner, object, Existing::Repair)).await
             }
             Action::ApplyJob(request) => {
                 let valid = target.valid.as_ref().ok_or(Error::InvalidSpec)?;
                 let object = job_of(owner, valid, request);
-                self.ensure(owner, object, Existing::Keep).await
+                Box::pin(self.ensure(owner, object, Existing::Keep)).await
             }
             Action::Delete(object) => self.delete(owner, object).await,
             Action::Publish(event) => {
@@ -371,10 +371,12 @@ impl Writer {
             action: "Reconcile".into(),
             secondary: None,
         };
+        // A new recorder for each: one that is kept folds an Event into an earlier one of the same reason and drops its note, the evidence.
+        let recorder = Recorder::new(self.client.clone(), self.reporter.clone());
         let published = self
             .write(
                 call("publish", "Event", event.reason.as_str()),
-                self.recorder.publish(&kube_event, &reference),
+                recorder.publish(&kube_event, &reference),
             )
             .await;
         if let Err(error) = published {

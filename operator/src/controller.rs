@@ -28,9 +28,9 @@ use crate::watches::{self, Scope, Trigger};
 /// Passes at a time.
 const CONCURRENCY: u16 = 4;
 /// A whole pass; each of its calls has a shorter deadline.
-const PASS_DEADLINE: Duration = Duration::from_secs(120);
+const PASS_DEADLINE: Duration = Duration::from_mins(2);
 /// At rest a service is looked at again after this time, in case that no watch told of a change.
-const RESYNC: Duration = Duration::from_secs(300);
+const RESYNC: Duration = Duration::from_mins(5);
 
 /// Reconciles until `stop`; returns when the passes that run then have ended.
 pub async fn run(context: Arc<Context>, scope: Scope, stop: CancellationToken) {
@@ -67,7 +67,7 @@ async fn reconcile(object: Arc<Trigger>, context: Arc<Context>) -> Result<Action
     let span = info_span!("pass", namespace = %key.namespace, name = %key.name);
     let started = clock::monotonic();
     // One service that makes the code panic must not stop the others.
-    let pass = pass(&key, &context).instrument(span.clone());
+    let pass = Box::pin(pass(&key, &context)).instrument(span.clone());
     let pass = AssertUnwindSafe(pass).catch_unwind();
     let result = match tokio::time::timeout(PASS_DEADLINE, pass).await {
         Ok(Ok(result)) => result,
@@ -87,6 +87,10 @@ async fn reconcile(object: Arc<Trigger>, context: Arc<Context>) -> Result<Action
     result
 }
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the queue hands over what it owns"
+)]
 fn error_policy(object: Arc<Trigger>, _: &Error, context: Arc<Context>) -> Action {
     Action::requeue(context.failed(&key_of(&object)))
 }
@@ -138,10 +142,8 @@ async fn advance(context: &Context, target: &mut Target) -> Result<Duration, Err
 
 /// The pure middle, and the reading that it needs.
 async fn think(context: &Context, target: &Target) -> Result<(Plan, Option<ValidService>), Error> {
-    let observed = context
-        .observer
-        .observe(&target.owner, &target.service)
-        .await?;
+    let observing = context.observer.observe(&target.owner, &target.service);
+    let observed = Box::pin(observing).await?;
     let valid = match validate(&target.service) {
         Ok(valid) => valid,
         Err(problem) => return Ok((plan_invalid(&observed, &problem, clock::now()), None)),

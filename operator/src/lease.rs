@@ -35,7 +35,7 @@ pub struct Fence(Arc<Mutex<Option<Instant>>>);
 impl Fence {
     /// A fence that is always open: for one process without election, and for tests.
     pub fn open() -> Self {
-        let forever = clock::monotonic() + Duration::from_secs(100 * 365 * 24 * 3600);
+        let forever = clock::monotonic() + Duration::from_hours(100 * 365 * 24);
         Self(Arc::new(Mutex::new(Some(forever))))
     }
 
@@ -144,7 +144,7 @@ impl Election {
                 }
                 Ok(()) => {}
                 Err(error) => {
-                    warn!(%error, "cannot take part in the election; nothing is reconciled until this is cured")
+                    warn!(%error, "cannot take part in the election; nothing is reconciled until this is cured");
                 }
             }
             tokio::select! {

@@ -48,6 +48,36 @@ impl Observer {
         service: &MixQuantService,
     ) -> Result<Observed, Error> {
         let namespace = owner.namespace.as_str();
+        let stored = Box::pin(self.stored(owner)).await?;
+        let spec = &service.spec;
+        let model = &spec.model.source.persistent_volume_claim.claim_name;
+        let artifacts = &spec.artifacts.persistent_volume_claim.claim_name;
+        let (calibration_data, evaluation_data, model_claim, artifact_claim) = futures::try_join!(
+            self.dataset(namespace, &spec.calibration.dataset.config_map),
+            self.dataset(namespace, &spec.verification.dataset.config_map),
+            self.claim(namespace, model),
+            self.claim(namespace, artifacts),
+        )?;
+        let mut observed = Observed {
+            service: service.clone(),
+            calibration_data,
+            evaluation_data,
+            model_claim,
+            artifact_claim,
+            jobs: Vec::new(),
+            revisions: Vec::new(),
+            deployments: Vec::new(),
+            pods: Vec::new(),
+            traffic: None,
+            foreign: Vec::new(),
+        };
+        stored.describe(owner, &mut observed);
+        Ok(observed)
+    }
+
+    /// Everything that carries this service's labels, and whatever has the main Service's name.
+    async fn stored(&self, owner: &Owner) -> Result<Stored, Error> {
+        let namespace = owner.namespace.as_str();
         let ours = format!(
             "{}={},{}={}",
             names::LABEL_SERVICE,
@@ -63,67 +93,12 @@ impl Observer {
             self.list::<Pod>(namespace, &ours),
             read::get(&services, &owner.name, DEADLINE),
         )?;
-        let spec = &service.spec;
-        let (calibration_data, evaluation_data, model_claim, artifact_claim) = futures::try_join!(
-            self.dataset(namespace, &spec.calibration.dataset.config_map),
-            self.dataset(namespace, &spec.verification.dataset.config_map),
-            self.claim(
-                namespace,
-                &spec.model.source.persistent_volume_claim.claim_name
-            ),
-            self.claim(
-                namespace,
-                &spec.artifacts.persistent_volume_claim.claim_name
-            ),
-        )?;
-
-        let mut foreign = Vec::new();
-        let jobs = split(owner, jobs, Kind::Job, &mut foreign);
-        let revisions = split(owner, revisions, Kind::ControllerRevision, &mut foreign);
-        let deployments = split(owner, deployments, Kind::Deployment, &mut foreign);
-        let main = split(
-            owner,
-            main.into_iter().collect(),
-            Kind::Service,
-            &mut foreign,
-        )
-        .pop();
-
-        let revisions: Vec<_> = revisions.iter().filter_map(stored::revision).collect();
-        let (engine_pods, job_pods): (Vec<Pod>, Vec<Pod>) = pods.into_iter().partition(|pod| {
-            pod.labels().get(names::LABEL_COMPONENT).map(String::as_str) == Some(COMPONENT_ENGINE)
-        });
-        let deployed = Deployed {
-            owner,
-            revisions: &revisions,
-            pods: &engine_pods,
-        };
-        let deployments: Vec<_> = deployments
-            .iter()
-            .filter_map(|deployment| deployed.observed(deployment))
-            .collect();
-        let pods = engine_pods
-            .iter()
-            .filter_map(stored::pod)
-            // Pods of an earlier service of this name are on their way out and count for nothing.
-            .filter(|pod| deployments.iter().any(|d| d.revision == pod.revision))
-            .collect();
-        let now = clock::now();
-        Ok(Observed {
-            service: service.clone(),
-            calibration_data,
-            evaluation_data,
-            model_claim,
-            artifact_claim,
-            jobs: jobs
-                .iter()
-                .filter_map(|job| stored::job(job, &job_pods, now))
-                .collect(),
-            traffic: main.map(|main| stored::traffic(owner, &main)),
+        Ok(Stored {
+            jobs,
             revisions,
             deployments,
             pods,
-            foreign,
+            main,
         })
     }
 
@@ -203,6 +178,58 @@ impl Observer {
             (uid.clone(), key.to_owned()),
             (version.clone(), digest.clone()),
         );
+    }
+}
+
+/// What was read, as it is stored.
+struct Stored {
+    jobs: Vec<Job>,
+    revisions: Vec<ControllerRevision>,
+    deployments: Vec<Deployment>,
+    pods: Vec<Pod>,
+    main: Option<Service>,
+}
+
+impl Stored {
+    /// Fills in what is this service's, and names what is somebody else's.
+    fn describe(self, owner: &Owner, observed: &mut Observed) {
+        let foreign = &mut observed.foreign;
+        let jobs = split(owner, self.jobs, Kind::Job, foreign);
+        let revisions = split(owner, self.revisions, Kind::ControllerRevision, foreign);
+        let deployments = split(owner, self.deployments, Kind::Deployment, foreign);
+        let main = self.main.into_iter().collect();
+        let main = split(owner, main, Kind::Service, foreign).pop();
+
+        let (engine_pods, job_pods): (Vec<Pod>, Vec<Pod>) =
+            self.pods.into_iter().partition(|pod| {
+                let component = pod.labels().get(names::LABEL_COMPONENT);
+                component.is_some_and(|component| component == COMPONENT_ENGINE)
+            });
+        observed.revisions = revisions.iter().filter_map(stored::revision).collect();
+        let deployed = Deployed {
+            owner,
+            revisions: &observed.revisions,
+            pods: &engine_pods,
+        };
+        observed.deployments = deployments
+            .iter()
+            .filter_map(|deployment| deployed.observed(deployment))
+            .collect();
+        observed.pods = engine_pods
+            .iter()
+            .filter_map(stored::pod)
+            // Pods of an earlier service of this name are on their way out and count for nothing.
+            .filter(|pod| {
+                let mut known = observed.deployments.iter();
+                known.any(|deployment| deployment.revision == pod.revision)
+            })
+            .collect();
+        let now = clock::now();
+        observed.jobs = jobs
+            .iter()
+            .filter_map(|job| stored::job(job, &job_pods, now))
+            .collect();
+        observed.traffic = main.map(|main| stored::traffic(owner, &main));
     }
 }
 

@@ -1,6 +1,6 @@
 //! The watches: what wakes a pass. Only metadata is asked for and nothing of it is kept but the list of services.
 //!
-//! Our own objects and their pods are found by label, ConfigMaps and claims by what the specs refer to.
+//! Our own objects and their pods are found by label, the data and claims of users by what the specs refer to.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
