@@ -10,7 +10,7 @@ use mixquant_engine::server::{Options, Running, start};
 use crate::client::get;
 
 /// How long anything may take before a test gives up.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(3);
 
 pub(crate) fn model() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../e2e/models/kube-llama-10m")

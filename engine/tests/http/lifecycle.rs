@@ -1,15 +1,22 @@
 //! The process from its first line to its exit code, and the admin port on the way.
 
-use std::io::Read as _;
-use std::net::{SocketAddr, TcpListener};
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::client::{get, post};
 use crate::fixture::{Server, model, wait_for};
+
+/// Tokens of a stream that lasts long enough to do something beside it.
+const TOKENS: usize = 150;
+const GAPS: f64 = 149.0;
+
+/// A port of the system's choice.
+const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// A server of its own process; killed when the test fails.
 struct Process {
@@ -20,15 +27,26 @@ struct Process {
 
 impl Process {
     fn start(arguments: &[&str]) -> Self {
-        let [api, admin] = [free_port(), free_port()];
-        let child = command(api, admin)
+        let mut child = command(ANY, ANY)
             .args(arguments)
             .spawn()
             .expect("the binary starts");
-        let process = Self { child, api, admin };
-        wait_for("readiness", || {
-            std::net::TcpStream::connect(admin).is_ok() && get(admin, "/readyz").status == 200
-        });
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let listening = lines
+            .by_ref()
+            .map(Result::unwrap)
+            .find(|line| line.contains("listening"));
+        let event: Value =
+            serde_json::from_str(&listening.expect("a line with the addresses")).unwrap();
+        let address = |name: &str| event[name].as_str().unwrap().parse().unwrap();
+        let process = Self {
+            child,
+            api: address("api"),
+            admin: address("admin"),
+        };
+        // A pipe that nobody empties would block the process.
+        thread::spawn(move || lines.for_each(drop));
+        wait_for("readiness", || get(process.admin, "/readyz").status == 200);
         process
     }
 
@@ -58,14 +76,6 @@ impl Drop for Process {
     }
 }
 
-/// A port that is free now; the process takes it a moment later.
-fn free_port() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-}
-
 fn command(api: SocketAddr, admin: SocketAddr) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mixquant-engine"));
     let model = model();
@@ -80,8 +90,8 @@ fn command(api: SocketAddr, admin: SocketAddr) -> Command {
     command
 }
 
-fn long_stream() -> serde_json::Value {
-    json!({"prompt": "a", "max_tokens": 600, "ignore_eos": true, "temperature": 0, "stream": true})
+fn long_stream() -> Value {
+    json!({"prompt": "a", "max_tokens": TOKENS, "ignore_eos": true, "temperature": 0, "stream": true})
 }
 
 /// Goal: nothing is lost between SIGTERM and the end. Method: one answer streams across it, new requests come during the delay.
@@ -89,9 +99,9 @@ fn long_stream() -> serde_json::Value {
 fn a_drained_server_answers_everything_and_exits_with_0() {
     let mut process = Process::start(&[
         "--drain-delay-seconds",
-        "2",
+        "1",
         "--shutdown-grace-seconds",
-        "30",
+        "120",
     ]);
     let mut streaming = post(process.api, "/v1/completions", &long_stream());
     assert!(streaming.chunk().is_some());
@@ -170,10 +180,7 @@ fn failure(mut command: Command) -> (String, i32) {
 fn an_occupied_port_is_one_clear_line() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().map(|address| (taken, address)).unwrap();
-    for (api, admin, flag) in [
-        (taken.1, free_port(), "--listen"),
-        (free_port(), taken.1, "--admin-listen"),
-    ] {
+    for (api, admin, flag) in [(taken.1, ANY, "--listen"), (ANY, taken.1, "--admin-listen")] {
         let (line, code) = failure(command(api, admin));
         assert!(
             line.contains(&taken.1.to_string()) && line.contains("in use") && line.ends_with(flag),
@@ -186,9 +193,9 @@ fn an_occupied_port_is_one_clear_line() {
 #[test]
 fn a_model_that_cannot_be_served_is_one_clear_line() {
     let empty = tempfile::tempdir().unwrap();
-    let mut missing = command(free_port(), free_port());
+    let mut missing = command(ANY, ANY);
     missing.args(["--artifact", empty.path().to_str().unwrap()]);
-    let mut long = command(free_port(), free_port());
+    let mut long = command(ANY, ANY);
     long.args(["--max-sequence-length", "4096"]);
     let mut no_model = Command::new(env!("CARGO_BIN_EXE_mixquant-engine"));
     no_model.args([
@@ -222,7 +229,7 @@ fn the_time_per_token_is_what_the_client_sees() {
     assert!(stream.chunk().is_some());
     let start = Instant::now();
     assert_eq!(stream.events().last().unwrap(), "[DONE]");
-    let seen = start.elapsed().as_secs_f64() / 599.0;
+    let seen = start.elapsed().as_secs_f64() / GAPS;
     let metric = |name: &str| server.metric(&format!("mixquant_{name}"), "");
     wait_for("the last observation", || {
         metric("request_time_per_output_token_seconds_count") > 0.5
@@ -233,7 +240,7 @@ fn the_time_per_token_is_what_the_client_sees() {
         "client {seen}, server {measured}"
     );
     let gaps = metric("inter_token_latency_seconds_count");
-    assert!((gaps - 599.0).abs() < 1e-9, "{gaps} gaps");
+    assert!((gaps - GAPS).abs() < 1e-9, "{gaps} gaps");
     let mean_gap = metric("inter_token_latency_seconds_sum") / gaps;
     assert!(
         (mean_gap / measured - 1.0).abs() < 0.01,
