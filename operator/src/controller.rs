@@ -142,8 +142,10 @@ async fn advance(context: &Context, target: &mut Target) -> Result<Duration, Err
 
 /// The pure middle, and the reading that it needs.
 async fn think(context: &Context, target: &Target) -> Result<(Plan, Option<ValidService>), Error> {
-    let observing = context.observer.observe(&target.owner, &target.service);
-    let observed = Box::pin(observing).await?;
+    let observed = context
+        .observer
+        .observe(&target.owner, &target.service)
+        .await?;
     let valid = match validate(&target.service) {
         Ok(valid) => valid,
         Err(problem) => return Ok((plan_invalid(&observed, &problem, clock::now()), None)),

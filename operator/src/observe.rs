@@ -52,12 +52,16 @@ impl Observer {
         let spec = &service.spec;
         let model = &spec.model.source.persistent_volume_claim.claim_name;
         let artifacts = &spec.artifacts.persistent_volume_claim.claim_name;
-        let (calibration_data, evaluation_data, model_claim, artifact_claim) = futures::try_join!(
-            self.dataset(namespace, &spec.calibration.dataset.config_map),
-            self.dataset(namespace, &spec.verification.dataset.config_map),
-            self.claim(namespace, model),
-            self.claim(namespace, artifacts),
-        )?;
+        let referenced = async {
+            futures::try_join!(
+                self.dataset(namespace, &spec.calibration.dataset.config_map),
+                self.dataset(namespace, &spec.verification.dataset.config_map),
+                self.claim(namespace, model),
+                self.claim(namespace, artifacts),
+            )
+        };
+        let (calibration_data, evaluation_data, model_claim, artifact_claim) =
+            Box::pin(referenced).await?;
         let mut observed = Observed {
             service: service.clone(),
             calibration_data,

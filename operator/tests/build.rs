@@ -1,5 +1,6 @@
 //! What the operator makes, as YAML: `UPDATE_EXPECT=1 cargo test -p mixquant-operator --test build` rewrites `tests/objects/`.
 //! The fields that Pod Security `restricted` asks for are checked one by one as well, so that an update cannot lose them unseen.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use expect_test::expect_file;
 use k8s_openapi::api::core::v1::PodSpec;

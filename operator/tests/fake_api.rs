@@ -1,4 +1,5 @@
 //! `apply`, `observe` and `lease` against an apiserver in memory: what is written, what is not, and what stops it.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod fake;
 
@@ -13,6 +14,7 @@ use mixquant_operator::action::{
 };
 use mixquant_operator::apply::{Target, Writer, get_service};
 use mixquant_operator::build::deployment;
+use mixquant_operator::clock;
 use mixquant_operator::error::Error;
 use mixquant_operator::lease::{Election, Ended, Fence};
 use mixquant_operator::metrics::Metrics;
@@ -118,7 +120,7 @@ async fn what_is_there_is_not_written_again_and_drift_is_put_back() {
         object["spec"]["foreign"] = json!("kept");
     });
     api.change(MAIN, |object| {
-        object["spec"]["selector"] = json!({"app": "x"})
+        object["spec"]["selector"] = json!({"app": "x"});
     });
     let mut three = target(&api).await;
     execute_all(&writer, &mut three).await.unwrap();
@@ -213,7 +215,7 @@ async fn a_status_written_from_an_older_one_is_refused_by_the_server() {
     let writer = writer(&api, Fence::open());
     let mut target = target(&api).await;
     api.change(SERVICE, |service| {
-        service["status"] = json!({"replicas": 1})
+        service["status"] = json!({"replicas": 1});
     });
     let status = MixQuantServiceStatus::default();
     let error = writer.put_status(&mut target, &status).await.unwrap_err();
@@ -346,7 +348,7 @@ async fn what_the_spec_refers_to_is_missing_by_name_or_present_by_digest() {
     );
     // A change is seen at the next pass.
     api.change(map, |object| {
-        object["data"]["calibration.jsonl"] = json!("abd")
+        object["data"]["calibration.jsonl"] = json!("abd");
     });
     let observed = observer
         .observe(&target.owner, &target.service)
@@ -443,7 +445,7 @@ async fn a_leader_whose_lease_was_taken_stops_at_its_next_renewal() {
     let path = "/apis/coordination.k8s.io/v1/namespaces/system/leases/lease";
     api.change(path, |lease| lease["spec"]["holderIdentity"] = json!("two"));
     assert_eq!(one.hold(&stop).await, Ended::Lost);
-    assert!(fence.remaining(std::time::Instant::now()).is_none());
+    assert!(fence.remaining(clock::monotonic()).is_none());
     let mut target = target(&api).await;
     assert!(
         writer
@@ -462,5 +464,5 @@ async fn without_the_right_to_the_lease_nobody_leads() {
     let stop = CancellationToken::new();
     let acquired = tokio::time::timeout(Duration::from_secs(3), one.acquire(&stop)).await;
     assert!(acquired.is_err());
-    assert!(fence.remaining(std::time::Instant::now()).is_none());
+    assert!(fence.remaining(clock::monotonic()).is_none());
 }
