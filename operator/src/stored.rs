@@ -295,3 +295,114 @@ pub fn traffic(owner: &Owner, object: &Service) -> ObservedTraffic {
         matches: covers(&plain(object), &plain(&desired)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod_with(status: &Value) -> Pod {
+        let pod = json!({"metadata": {"name": "chat-1", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": {"mixquant.io/revision": "abc"}}, "spec": {"containers": []}, "status": status});
+        serde_json::from_value(pod).unwrap()
+    }
+
+    fn container(state: &Value, last: &Value) -> Value {
+        json!({"phase": "Running", "containerStatuses": [{"name": "engine", "ready": false, "restartCount": 3, "image": "", "imageID": "",
+            "state": state, "lastState": last}]})
+    }
+
+    #[test]
+    fn what_keeps_a_pod_from_running_is_said_with_its_reason_and_exit_code() {
+        let killed = json!({"terminated": {"exitCode": 137, "reason": "OOMKilled"}});
+        let waiting = |reason: &str, message: &str| json!({"waiting": {"reason": reason, "message": message}});
+        let running = json!({"running": {}});
+        let unschedulable = json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False",
+            "reason": "Unschedulable", "message": "0/1 nodes are available: 1 Insufficient cpu."}]});
+        for (status, problem) in [
+            (
+                container(&waiting("CrashLoopBackOff", "back-off 20s"), &killed),
+                Some("CrashLoopBackOff: the last try ended with exit code 137 (OOMKilled)"),
+            ),
+            (
+                container(&waiting("ImagePullBackOff", "no such image"), &json!({})),
+                Some("ImagePullBackOff: no such image"),
+            ),
+            (
+                container(&running, &killed),
+                Some("ended with exit code 137 (OOMKilled)"),
+            ),
+            (
+                unschedulable,
+                Some("is unschedulable: 0/1 nodes are available: 1 Insufficient cpu."),
+            ),
+            (
+                container(&waiting("ContainerCreating", ""), &json!({})),
+                None,
+            ),
+            (container(&running, &json!({})), None),
+            (json!({"phase": "Pending"}), None),
+        ] {
+            let found = pod_problem(&pod_with(&status));
+            match (problem, found) {
+                (None, found) => assert_eq!(found, None, "{status}"),
+                (Some(problem), found) => {
+                    let found = found.expect("a problem");
+                    assert!(found.ends_with(problem), "{found}");
+                    assert!(found.starts_with("pod chat-1"), "{found}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_finished_pod_is_no_engine_pod() {
+        assert!(pod(&pod_with(&json!({"phase": "Failed"}))).is_none());
+        let alive = pod(&pod_with(&json!({"phase": "Running", "podIP": "10.0.0.1"}))).unwrap();
+        assert_eq!(alive.ip.as_deref(), Some("10.0.0.1"));
+        assert!(!alive.ready);
+    }
+
+    fn job_with(status: &Value) -> Job {
+        let job = json!({"metadata": {"name": "j", "uid": "job", "creationTimestamp": "2026-01-01T00:00:00Z"}, "status": status});
+        serde_json::from_value(job).unwrap()
+    }
+
+    #[test]
+    fn a_job_that_gets_no_pod_says_so_after_a_while() {
+        let created: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let job_at = |seconds: i64| {
+            let now = created + jiff::SignedDuration::from_secs(seconds);
+            job(&job_with(&json!({})), &[], now).unwrap()
+        };
+        assert_eq!(job_at(1).pod_problem, None);
+        assert!(job_at(20).pod_problem.unwrap().contains("no pod of Job j"));
+    }
+
+    #[test]
+    fn an_answer_that_is_missing_or_is_no_report_is_an_error_with_what_there_was() {
+        let pods = |message: Option<&str>| {
+            let ended = json!({"terminated": {"exitCode": 1, "reason": "Error", "message": message, "finishedAt": "2026-01-01T00:00:05Z"}});
+            let mut pod = pod_with(&container(&ended, &json!({})));
+            let owner =
+                json!([{"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "job"}]);
+            pod.metadata.owner_references = serde_json::from_value(owner).unwrap();
+            [pod]
+        };
+        let message = |text| {
+            let now = Timestamp::UNIX_EPOCH;
+            job(&job_with(&json!({})), &pods(text), now)
+                .unwrap()
+                .message
+        };
+        let Some(Err(silent)) = message(None) else {
+            panic!("a pod without a message");
+        };
+        assert!(silent.contains("exit code 1"), "{silent}");
+        let Some(Err(garbled)) = message(Some("panicked at x")) else {
+            panic!("a pod with another message");
+        };
+        assert!(garbled.contains("panicked at x"), "{garbled}");
+    }
+}
