@@ -4,10 +4,6 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use http_body_util::{BodyExt as _, Full};
-use hyper::body::Bytes;
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 
 use crate::cluster::{self, Target};
@@ -188,36 +184,41 @@ impl Service {
         Ok(address.to_owned())
     }
 
-    /// Asks over the chat API and returns the first line of the answer.
+    /// Asks over the chat API, through the apiserver's proxy, and returns the first line of the answer.
     pub async fn ask(&self, prompt: &Prompt) -> anyhow::Result<String> {
         let body = json!({"model": "kube-llama", "messages": prompt.messages, "max_tokens": prompt.max_tokens, "temperature": 0});
-        let request = hyper::Request::post(format!(
-            "http://{}:{PORT}/v1/chat/completions",
-            self.address()?
-        ))
-        .header("content-type", "application/json")
-        .body(Full::new(Bytes::from(body.to_string())))?;
-        let client = Client::builder(TokioExecutor::new()).build_http();
-        let response = tokio::time::timeout(Duration::from_secs(30), client.request(request))
-            .await
-            .context("no answer in 30 s")??;
-        let status = response.status();
-        let bytes = response.into_body().collect().await?.to_bytes();
-        let answer: Value = serde_json::from_slice(&bytes).with_context(|| format!("{status}"))?;
+        let path = format!(
+            "/api/v1/namespaces/{}/services/{}:http/proxy/v1/chat/completions",
+            self.context.namespace, self.name
+        );
+        let request = hyper::Request::post(path)
+            .header("content-type", "application/json")
+            .body(body.to_string().into_bytes())?;
+        let answer: Value = self.context.cluster.client.request(request).await?;
         let Some(content) = answer
             .pointer("/choices/0/message/content")
             .and_then(Value::as_str)
         else {
-            bail!("{status}: {answer}")
+            bail!("no answer in {answer}")
         };
         Ok(first_line(content).to_owned())
     }
 
-    /// Starts the load of the scenarios: 20 requests a second until it is stopped.
-    pub fn load(&self) -> anyhow::Result<load::Running> {
+    /// Starts the load of the scenarios: 20 requests a second until it is stopped. It goes straight to the Service's address.
+    pub async fn load(&self) -> anyhow::Result<load::Running> {
+        let host = self.address()?;
+        let reached = tokio::net::TcpStream::connect((host.as_str(), PORT));
+        if !matches!(
+            tokio::time::timeout(Duration::from_secs(5), reached).await,
+            Ok(Ok(_))
+        ) {
+            bail!(
+                "the Service's address {host}:{PORT} cannot be reached from here: run the tests on a node of the cluster"
+            );
+        }
         Ok(load::Running::start(load::Plan {
             target: load::Target {
-                host: self.address()?,
+                host,
                 port: PORT,
                 model: "kube-llama".to_owned(),
             },
