@@ -15,7 +15,7 @@ use crate::prompts::{self, Prompt, first_line};
 /// The service's name in most scenarios.
 pub const NAME: &str = "chat";
 /// Port of the service.
-const PORT: u16 = 8000;
+const PORT: u16 = 80;
 /// Requests a second of the load.
 const RATE: u32 = 20;
 
