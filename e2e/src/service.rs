@@ -207,15 +207,20 @@ impl Service {
     /// Starts the load of the scenarios: 20 requests a second until it is stopped. It goes straight to the Service's address.
     pub async fn load(&self) -> anyhow::Result<load::Running> {
         let host = self.address()?;
-        let reached = tokio::net::TcpStream::connect((host.as_str(), PORT));
-        if !matches!(
-            tokio::time::timeout(Duration::from_secs(5), reached).await,
-            Ok(Ok(_))
-        ) {
-            bail!(
-                "the Service's address {host}:{PORT} cannot be reached from here: run the tests on a node of the cluster"
-            );
-        }
+        // The node's proxy learns of a new Service a moment after its pods are ready.
+        let reachable = tokio::time::timeout(Duration::from_secs(30), async {
+            while tokio::net::TcpStream::connect((host.as_str(), PORT))
+                .await
+                .is_err()
+            {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        });
+        reachable.await.with_context(|| {
+            format!(
+                "{host}:{PORT} cannot be reached from here: run the tests on a node of the cluster"
+            )
+        })?;
         Ok(load::Running::start(load::Plan {
             target: load::Target {
                 host,
