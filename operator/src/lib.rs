@@ -21,6 +21,7 @@ pub mod plan;
 pub mod prometheus_text;
 pub mod read;
 pub mod refused;
+pub mod replay;
 pub mod revision;
 pub mod samples;
 pub mod scrape;

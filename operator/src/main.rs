@@ -2,11 +2,12 @@
 #![forbid(unsafe_code)]
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use clap::{ArgAction, Parser, Subcommand};
 use kube::{Client, CustomResourceExt as _};
 use mixquant_crds::MixQuantService;
@@ -15,9 +16,11 @@ use mixquant_operator::context::Context;
 use mixquant_operator::controller;
 use mixquant_operator::lease::{Election, Ended, Fence};
 use mixquant_operator::metrics::Metrics;
+use mixquant_operator::replay::World;
 use mixquant_operator::server::{self, Health};
 use mixquant_operator::telemetry::{self, LogFormat};
 use mixquant_operator::watches::Scope;
+use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -40,6 +43,12 @@ enum Command {
     Run(RunArguments),
     /// Print the custom resource definition as YAML.
     Crd,
+    /// Print what would happen next in a world from a file: `observed`, `samples` and `now`.
+    Plan {
+        /// The world as YAML.
+        #[arg(long, value_name = "FILE")]
+        file: PathBuf,
+    },
 }
 
 #[derive(clap::Args)]
@@ -70,7 +79,8 @@ struct RunArguments {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Run(arguments) => run(arguments),
-        Command::Crd => print_crd(),
+        Command::Crd => print_yaml(&MixQuantService::crd()),
+        Command::Plan { file } => replay(&file),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -87,13 +97,21 @@ fn main() -> ExitCode {
     }
 }
 
-fn print_crd() -> anyhow::Result<()> {
-    let yaml = serde_norway::to_string(&MixQuantService::crd())?;
+fn print_yaml(value: &impl Serialize) -> anyhow::Result<()> {
+    let yaml = serde_norway::to_string(value)?;
     #[expect(clippy::print_stdout, reason = "the command's output")]
     {
         print!("{yaml}");
     }
     Ok(())
+}
+
+fn replay(file: &Path) -> anyhow::Result<()> {
+    let text =
+        std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let world = World::read(&text)
+        .map_err(|error| anyhow!("{} is not a world: {error}", file.display()))?;
+    print_yaml(&serde_json::to_value(world.plan())?)
 }
 
 fn run(arguments: RunArguments) -> anyhow::Result<()> {
