@@ -278,8 +278,8 @@ fn probes_answer_while_the_worker_is_busy() {
     for thread in busy {
         assert_eq!(
             thread.join().unwrap(),
-            602,
-            "600 tokens, the reason and the end"
+            TOKENS + 2,
+            "the tokens, the reason and the end"
         );
     }
 }
