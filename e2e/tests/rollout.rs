@@ -33,7 +33,7 @@ fn expect_no_failure(report: &Report, seconds: f64) -> anyhow::Result<()> {
     #[expect(clippy::cast_precision_loss, reason = "a count of requests")]
     let rate = (report.succeeded + report.failed) as f64 / seconds;
     ensure!(
-        rate >= 19.0,
+        rate >= 20.0,
         "only {rate:.1} requests a second were sent: {report}"
     );
     ensure!(
@@ -122,8 +122,8 @@ async fn a_good_change_goes_through_its_steps_and_is_promoted_without_one_failed
                 stable != old && !stable.is_empty() && is_true(object, "Ready")
             })
             .await?;
-        let report = load.stop().await;
-        expect_no_failure(&report, begun.elapsed().as_secs_f64())?;
+        let seconds = begun.elapsed().as_secs_f64();
+        expect_no_failure(&load.stop().await, seconds)?;
         ensure!(steps == [Some(0), Some(1)], "the steps were {steps:?}");
         service.kubectl_wait_ready(Duration::from_secs(2)).await?;
         let revisions: BTreeSet<_> = service.pods()?.into_iter().map(|pod| pod.1).collect();
@@ -195,8 +195,8 @@ async fn a_plan_that_breaks_precision_never_gets_traffic() {
             "a Deployment was made for the refused plan: {:?}",
             service.deployments()?
         );
-        let report = load.stop().await;
-        expect_no_failure(&report, begun.elapsed().as_secs_f64())?;
+        let seconds = begun.elapsed().as_secs_f64();
+        expect_no_failure(&load.stop().await, seconds)?;
         // The way back is the old spec: it is ready at once and nothing is calibrated again.
         service.apply()?;
         service
@@ -226,8 +226,8 @@ async fn a_starved_canary_is_rolled_back_without_one_failed_request() {
             })
             .await?;
         let object = expect_stable_untouched(&service, &before, &pods).await?;
-        let report = load.stop().await;
-        expect_no_failure(&report, begun.elapsed().as_secs_f64())?;
+        let seconds = begun.elapsed().as_secs_f64();
+        expect_no_failure(&load.stop().await, seconds)?;
         let evidence = expect_with_number(&object, "SLOMet", "False")?;
         ensure!(evidence.starts_with("SLOViolated"), "{evidence}");
         expect_rollback_evidence(&context)

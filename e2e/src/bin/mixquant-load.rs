@@ -78,7 +78,7 @@ fn plan(arguments: &[String]) -> anyhow::Result<Plan> {
         rate,
         duration: Duration::from_secs(seconds.into()),
         max_requests: u64::from(rate) * u64::from(seconds),
-        exact_every: 10,
+        exact_every: 20,
         prompts: prompts::short()?,
     })
 }
