@@ -10,6 +10,9 @@
 //! - Pass, when the canary's upper bound (95 %) is at most `maxMilliseconds`, and its upper bound is at most stable's lower bound x
 //!   the allowed ratio, each at 88 %: two equally uncertain bounds at 88 % make one statement about their ratio at 95 %.
 //! - Otherwise Inconclusive: the window grows until the samples decide or the deadline does.
+//!
+//! `tests/verdicts.rs` measures its errors (quantile 0.9, 25 % allowed, 50 requests a look): a canary as fast as stable passes every
+//! step, one of 1.5 times the latency passes a step in under 1 % and is never promoted.
 #![warn(clippy::wildcard_enum_match_arm)]
 
 use jiff::Timestamp;
@@ -269,5 +272,184 @@ pub fn milliseconds(seconds: f64) -> String {
         format!("{value:.2} ms")
     } else {
         format!("{value:.0} ms")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mixquant_crds::Slice;
+
+    use super::*;
+    use crate::samples::Histogram;
+
+    const LIMITS: PrecisionLimits = PrecisionLimits {
+        max_perplexity_increase: 1.0,
+        min_top1_agreement: 95.0,
+        max_kl_p99: 0.1,
+    };
+
+    fn report() -> VerifyReport {
+        VerifyReport {
+            baseline_perplexity: 8.0,
+            perplexity: 8.04,
+            perplexity_increase_percent: 0.5,
+            kl_mean: 0.001,
+            kl_p99: 0.05,
+            top1_agreement_percent: 97.0,
+            worst_slice: None,
+            tokens: 1000,
+            artifact_digest: None,
+        }
+    }
+
+    #[test]
+    fn precision_at_its_limits_passes_and_beyond_one_of_them_fails() {
+        let judged = |change: fn(&mut VerifyReport)| {
+            let mut report = report();
+            change(&mut report);
+            precision(&report, &LIMITS).outcome
+        };
+        assert_eq!(judged(|_| {}), Outcome::Pass);
+        assert_eq!(
+            judged(|report| report.perplexity_increase_percent = 1.0),
+            Outcome::Pass
+        );
+        let broken: [fn(&mut VerifyReport); 7] = [
+            |report| report.perplexity_increase_percent = 1.001,
+            |report| report.top1_agreement_percent = 94.9,
+            |report| report.kl_p99 = 0.11,
+            |report| report.tokens = 0,
+            |report| report.perplexity_increase_percent = f64::NAN,
+            |report| report.kl_p99 = f64::INFINITY,
+            |report| report.top1_agreement_percent = f64::NAN,
+        ];
+        for change in broken {
+            assert_eq!(judged(change), Outcome::Fail);
+        }
+    }
+
+    #[test]
+    fn a_precision_failure_tells_numbers_limits_and_the_worst_slice() {
+        let mut report = report();
+        report.perplexity_increase_percent = 7.5;
+        report.worst_slice = Some(Slice {
+            name: "code".into(),
+            perplexity_increase_percent: 31.0,
+            kl_mean: 0.4,
+            top1_agreement_percent: 60.0,
+            tokens: 200,
+        });
+        let message = precision(&report, &LIMITS).message;
+        for part in [
+            "7.500 % (limit 1 %",
+            "97.00 % (limit 95 %)",
+            "code",
+            "31.000 %",
+        ] {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+
+    const GATE: TpotGate = TpotGate {
+        quantile: 0.9,
+        max_seconds: Some(0.1),
+        max_ratio: Some(1.25),
+    };
+
+    fn rules() -> Rollout {
+        Rollout {
+            steps: Vec::new(),
+            interval: 15,
+            min_samples: 50,
+            failure_limit: 1,
+            warm_up: 0,
+            progress_deadline: 600,
+        }
+    }
+
+    /// All `requests` at `seconds`, in buckets of ratio 1.02.
+    fn track(seconds: f64, requests: u64) -> TrackSamples {
+        let bounds: Vec<f64> = (0..400).map(|power| 0.001 * 1.02_f64.powi(power)).collect();
+        let mut counts = vec![0; bounds.len() + 1];
+        counts[bounds.partition_point(|bound| *bound < seconds)] = requests;
+        TrackSamples {
+            tpot: Histogram { bounds, counts },
+            pods: 1,
+            problems: Vec::new(),
+        }
+    }
+
+    fn judged(gate: &TpotGate, stable: TrackSamples, canary: TrackSamples) -> Verdict {
+        let now = Timestamp::UNIX_EPOCH;
+        let window = Window {
+            since: now,
+            revisions: ["a".into(), "b".into()],
+        };
+        let samples = Samples {
+            since: Some(now),
+            taken_at: Some(now),
+            tracks: [("a".to_owned(), stable), ("b".to_owned(), canary)].into(),
+        };
+        tpot(gate, &rules(), &window, &samples, now)
+    }
+
+    #[test]
+    fn both_limits_are_kept_or_the_canary_fails() {
+        let outcome =
+            |stable, canary| judged(&GATE, track(stable, 200), track(canary, 200)).outcome;
+        assert_eq!(outcome(0.020, 0.020), Outcome::Pass);
+        assert_eq!(outcome(0.020, 0.023), Outcome::Pass);
+        assert_eq!(outcome(0.020, 0.030), Outcome::Fail, "over stable");
+        assert_eq!(
+            outcome(0.150, 0.150),
+            Outcome::Fail,
+            "over the absolute limit"
+        );
+    }
+
+    #[test]
+    fn too_few_requests_on_either_track_are_no_verdict() {
+        for (stable, canary) in [(49, 500), (500, 49), (0, 0)] {
+            let verdict = judged(&GATE, track(0.02, stable), track(0.2, canary));
+            assert_eq!(
+                verdict.outcome,
+                Outcome::Inconclusive,
+                "{}",
+                verdict.message
+            );
+        }
+    }
+
+    #[test]
+    fn without_a_relative_limit_stable_needs_no_samples() {
+        let absolute = TpotGate {
+            max_ratio: None,
+            ..GATE
+        };
+        let outcome =
+            |canary| judged(&absolute, TrackSamples::default(), track(canary, 200)).outcome;
+        assert_eq!(outcome(0.02), Outcome::Pass);
+        assert_eq!(outcome(0.2), Outcome::Fail);
+    }
+
+    #[test]
+    fn a_target_that_was_not_seen_makes_every_verdict_inconclusive() {
+        for blind in [0, 1] {
+            let mut tracks = [track(0.02, 500), track(0.2, 500)];
+            tracks[blind].problems = vec!["pod x: timeout".into()];
+            let [stable, canary] = tracks;
+            let verdict = judged(&GATE, stable, canary);
+            assert_eq!(verdict.outcome, Outcome::Inconclusive);
+            assert!(verdict.message.contains("pod x: timeout"));
+        }
+    }
+
+    /// Above the last bucket a latency has no number: never a Pass, and a Fail only when the bucket itself is above the limit.
+    #[test]
+    fn latencies_beyond_the_buckets_never_pass() {
+        let mut beyond = track(0.02, 0);
+        *beyond.tpot.counts.last_mut().unwrap() = 500;
+        let verdict = judged(&GATE, track(0.02, 500), beyond);
+        assert_eq!(verdict.outcome, Outcome::Fail, "{}", verdict.message);
     }
 }

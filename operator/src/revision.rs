@@ -28,18 +28,21 @@ pub fn inputs(
     calibration_data: &Digest,
     evaluation_data: &Digest,
 ) -> Digest {
+    together(&[&service.measured, calibration_data, evaluation_data])
+}
+
+/// The spec's part of [`inputs`].
+pub fn measured(service: &ValidService) -> Digest {
     let model = &service.model;
     digest(&json!({
         "schema": CALIBRATION_SCHEMA,
         "model": {"claim": model.claim, "path": model.path, "digest": model.digest},
         "plan": service.plan,
         "calibration": {
-            "data": calibration_data,
             "samples": service.calibration.samples,
             "sequenceLength": service.calibration.sequence_length,
         },
         "evaluation": {
-            "data": evaluation_data,
             "samples": service.verification.samples,
             "sequenceLength": service.verification.sequence_length,
         },
@@ -55,10 +58,13 @@ pub fn verification(inputs: &Digest, artifact: &Digest, image: &str) -> Digest {
 /// Over what the spec asks of engine pods: everything that a template is rendered from. A revision with the same intent is used again
 /// whatever today's operator would render, so an operator upgrade restarts no pod.
 pub fn intent(service: &ValidService, model: &Digest, artifact: &Digest) -> Digest {
+    together(&[&service.served, model, artifact])
+}
+
+/// The spec's part of [`intent`].
+pub fn served(service: &ValidService) -> Digest {
     digest(&json!({
         "model": {"name": service.model.name, "claim": service.model.claim, "path": service.model.path},
-        "modelDigest": model,
-        "artifactDigest": artifact,
         "artifacts": service.artifacts_claim,
         "engine": service.engine,
     }))
@@ -97,6 +103,7 @@ pub fn freeze_again(
 ) -> Option<FrozenRevision> {
     let mut service = service.clone();
     service.engine.image.clone_from(&role.image);
+    service.served = served(&service);
     let of = (&role.model_digest, &role.artifact_digest);
     let intent = intent(&service, of.0, of.1);
     let frozen = freeze(&service, of, intent, render);
@@ -150,6 +157,12 @@ fn attempts(name: String) -> [String; 2] {
 /// than nothing.
 pub fn seconds_between(since: Timestamp, now: Timestamp) -> i64 {
     (now.as_second() - since.as_second()).max(0)
+}
+
+/// One digest over several, in this order.
+fn together(digests: &[&Digest]) -> Digest {
+    let lines: Vec<&str> = digests.iter().map(|digest| digest.as_str()).collect();
+    Digest::of_bytes(lines.join("\n").as_bytes())
 }
 
 fn digest(value: &serde_json::Value) -> Digest {

@@ -11,6 +11,8 @@ use mixquant_crds::{
 };
 use serde::Serialize;
 
+use crate::revision;
+
 /// A service whose spec can work.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -26,6 +28,10 @@ pub struct ValidService {
     /// Over the spec without `replicas`: what a person asked for. A failed revision is tried again when this changes, not when an
     /// autoscaler changes the number of pods.
     pub request: Digest,
+    /// Over what a calibration Job takes from the spec, see `revision::inputs`.
+    pub measured: Digest,
+    /// Over what engine pods take from the spec, see `revision::intent`.
+    pub served: Digest,
     /// The model.
     pub model: Model,
     /// What the calibration Job makes.
@@ -198,7 +204,8 @@ pub fn validate(service: &MixQuantService) -> Result<ValidService, InvalidSpec> 
     let spec = &service.spec;
     let mut problems = Problems::default();
     let metadata = &service.metadata;
-    let valid = ValidService {
+    let request = request_digest(spec);
+    let mut valid = ValidService {
         name: problems
             .text("metadata.name", metadata.name.as_deref())
             .to_owned(),
@@ -209,7 +216,10 @@ pub fn validate(service: &MixQuantService) -> Result<ValidService, InvalidSpec> 
             .text("metadata.uid", metadata.uid.as_deref())
             .to_owned(),
         generation: metadata.generation.unwrap_or(0),
-        request: request_digest(spec),
+        // These two are over parts of what is being made here, see below.
+        measured: request.clone(),
+        served: request.clone(),
+        request,
         model: Model {
             name: spec.model.name.clone(),
             claim: spec.model.source.persistent_volume_claim.claim_name.clone(),
@@ -239,6 +249,8 @@ pub fn validate(service: &MixQuantService) -> Result<ValidService, InvalidSpec> 
         valid.calibration.data != valid.verification.data,
         "verification.dataset is the calibration data: verify on texts that calibration has not seen",
     );
+    valid.measured = revision::measured(&valid);
+    valid.served = revision::served(&valid);
     if problems.0.is_empty() {
         Ok(valid)
     } else {

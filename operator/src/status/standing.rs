@@ -23,7 +23,11 @@ pub(super) fn standing(
 ) -> Standing {
     let at = decisions.memory.rollout.as_ref();
     if let Some(at) = at.filter(|_| decisions.memory.canary.is_some()) {
-        return rolling(world, decisions, at);
+        let mut standing = rolling(world, decisions, at);
+        if !decisions.blocked.is_empty() {
+            standing.busy = blocked(decisions).busy;
+        }
+        return standing;
     }
     let stuck = |phase, reason, message: &str| Standing {
         phase,

@@ -1,0 +1,366 @@
+//! A cluster that does at once what a plan tells it, and the worlds that are reached that way.
+#![expect(
+    unreachable_pub,
+    reason = "a test's module has no crate to be reached from"
+)]
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::PodTemplateSpec;
+use mixquant_crds::report::{CalibrationReport, VerifyReport};
+use mixquant_crds::{Digest, JobMessage, MixQuantService};
+use mixquant_operator::action::{Action, JobWork, Plan};
+use mixquant_operator::observed::{
+    Dataset, JobState, Kind, Observed, ObservedDeployment, ObservedJob, ObservedRevision,
+    ObservedTraffic, Presence,
+};
+use mixquant_operator::plan::plan;
+use mixquant_operator::samples::{Histogram, Samples, TrackSamples};
+use mixquant_operator::validate::{ValidService, validate};
+use serde::Deserialize;
+
+/// The worlds that cases start from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum World {
+    /// Just applied.
+    Fresh,
+    /// The calibration Job runs.
+    Calibrating,
+    /// It has answered.
+    Calibrated,
+    /// The first revision's pods start.
+    Deploying,
+    /// The first revision serves.
+    Serving,
+    /// Another image is asked for and its verification has answered.
+    Verified,
+    /// Its canary starts.
+    Starting,
+    /// It takes the first step.
+    Stepping,
+    /// It takes the second, which is the last.
+    LastStep,
+    /// It takes over.
+    Promoting,
+    /// It failed and leaves.
+    RollingBack,
+    /// It failed and is gone.
+    Degraded,
+}
+
+/// The world, its time, and what the plan asks of it.
+pub struct Told {
+    pub now: Timestamp,
+    pub observed: Observed,
+    made: u32,
+}
+
+fn render(service: &ValidService, artifact: &Digest) -> PodTemplateSpec {
+    serde_json::from_value(serde_json::json!({
+        "spec": {"containers": [{"name": "engine", "image": service.engine.image, "args": [artifact.hex()]}]}
+    }))
+    .expect("a pod template")
+}
+
+fn service() -> MixQuantService {
+    let text = include_str!("../../../crds/examples/chat.yaml");
+    let mut service: MixQuantService = serde_norway::from_str(text).expect("an example");
+    service.metadata.namespace = Some("default".into());
+    service.metadata.uid = Some("uid".into());
+    service.metadata.generation = Some(1);
+    service.spec.engine.image = "engine:1".into();
+    service
+}
+
+fn measured(artifact: &Digest) -> VerifyReport {
+    VerifyReport {
+        baseline_perplexity: 8.0,
+        perplexity: 8.02,
+        perplexity_increase_percent: 0.25,
+        kl_mean: 0.002,
+        kl_p99: 0.02,
+        top1_agreement_percent: 98.0,
+        worst_slice: None,
+        tokens: 4096,
+        artifact_digest: Some(artifact.clone()),
+    }
+}
+
+/// The way from one world to the next.
+type Onwards = fn(&mut Told);
+
+impl Told {
+    fn new() -> Self {
+        let present = |bytes: &[u8]| Dataset::Present {
+            digest: Digest::of_bytes(bytes),
+        };
+        Self {
+            now: "2026-01-01T00:00:00Z".parse().expect("a time"),
+            observed: Observed {
+                service: service(),
+                calibration_data: present(b"calibration"),
+                evaluation_data: present(b"evaluation"),
+                model_claim: Presence::Present,
+                artifact_claim: Presence::Present,
+                jobs: Vec::new(),
+                revisions: Vec::new(),
+                deployments: Vec::new(),
+                pods: Vec::new(),
+                traffic: None,
+                foreign: Vec::new(),
+            },
+            made: 0,
+        }
+    }
+
+    /// The world of that name.
+    pub fn reach(world: World) -> Self {
+        let mut told = Self::new();
+        let path: [(World, Onwards); 9] = [
+            (World::Fresh, Self::pass),
+            (World::Calibrating, Self::answer),
+            (World::Calibrated, Self::pass),
+            (World::Deploying, |told| {
+                told.pods_ready();
+                told.settle();
+            }),
+            (World::Serving, |told| {
+                told.observed.service.spec.engine.image = "engine:2".into();
+                told.observed.service.metadata.generation = Some(2);
+                told.pass();
+                told.answer();
+            }),
+            (World::Verified, Self::pass),
+            (World::Starting, |told| {
+                told.pods_ready();
+                told.pass();
+                told.pass();
+            }),
+            (World::Stepping, |told| told.verdict(80, 1.0)),
+            (World::LastStep, |told| told.verdict(80, 1.0)),
+        ];
+        let trunk = match world {
+            World::RollingBack | World::Degraded => World::Stepping,
+            other => other,
+        };
+        for (here, onwards) in path {
+            if here == trunk {
+                break;
+            }
+            onwards(&mut told);
+        }
+        if trunk != world {
+            told.verdict(40, 3.0);
+            told.verdict(20, 3.0);
+        }
+        if world == World::Degraded {
+            told.settle();
+        }
+        told
+    }
+
+    pub fn plan(&self, samples: &Samples) -> Plan {
+        let valid = validate(&self.observed.service).expect("a valid service");
+        plan(&valid, &self.observed, samples, self.now, render)
+    }
+
+    fn pass(&mut self) {
+        let plan = self.plan(&Samples::default());
+        self.act(&plan);
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..10 {
+            self.pass();
+        }
+    }
+
+    /// Time passes and the canary is judged at `slowness` times stable's latency.
+    fn verdict(&mut self, after: i64, slowness: f64) {
+        self.pods_ready();
+        self.now += SignedDuration::from_secs(after);
+        let window = self.plan(&Samples::default()).window.expect("a trial");
+        let bounds: Vec<f64> = (0..200).map(|power| 0.001 * 1.05_f64.powi(power)).collect();
+        let track = |median: f64| {
+            let mut counts = vec![0; bounds.len() + 1];
+            counts[bounds.partition_point(|bound| *bound < median)] = 1000;
+            TrackSamples {
+                tpot: Histogram {
+                    bounds: bounds.clone(),
+                    counts,
+                },
+                pods: 1,
+                problems: Vec::new(),
+            }
+        };
+        let [stable, canary] = window.revisions;
+        let samples = Samples {
+            since: Some(window.since),
+            taken_at: Some(self.now),
+            tracks: [(stable, track(0.02)), (canary, track(0.02 * slowness))].into(),
+        };
+        let plan = self.plan(&samples);
+        self.act(&plan);
+    }
+
+    /// All Jobs succeed.
+    fn answer(&mut self) {
+        let known = self.observed.service.status.as_ref();
+        let known = known.and_then(|status| status.calibrations.first());
+        let artifact = known.map_or(Digest::of_bytes(b"artifact"), |known| {
+            known.report.artifact_digest.clone()
+        });
+        for job in &mut self.observed.jobs {
+            let verify = measured(&artifact);
+            let message = if job.name.contains("-verify-") {
+                JobMessage::Verified(verify)
+            } else {
+                JobMessage::Calibrated(CalibrationReport {
+                    model_digest: Digest::of_bytes(b"model"),
+                    artifact_digest: artifact.clone(),
+                    calibration_tokens: 1000,
+                    verify,
+                })
+            };
+            job.state = JobState::Succeeded;
+            job.finished_at = Some(self.now);
+            job.message = Some(Ok(message));
+        }
+    }
+
+    pub fn pods_ready(&mut self) {
+        for deployment in &mut self.observed.deployments {
+            deployment.up_to_date = true;
+            deployment.existing = deployment.replicas;
+            deployment.ready = deployment.replicas;
+            deployment.available = deployment.replicas;
+        }
+    }
+
+    pub fn act(&mut self, plan: &Plan) {
+        for action in &plan.actions {
+            self.made += 1;
+            let uid = format!("uid-{}", self.made);
+            match action {
+                Action::Remember(status) | Action::Report(status) => {
+                    self.observed.service.status = Some(status.as_ref().clone());
+                }
+                Action::ApplyRevision(new) => self.observed.revisions.push(ObservedRevision {
+                    frozen: new.frozen.clone(),
+                    number: new.number,
+                    uid,
+                }),
+                Action::ApplyDeployment(request) => {
+                    let revision = &request.frozen.revision;
+                    let deployments = &mut self.observed.deployments;
+                    let mut known = deployments.iter_mut();
+                    if let Some(known) = known.find(|known| known.revision == *revision) {
+                        known.matches = true;
+                        known.replicas = request.replicas;
+                        known.existing = request.replicas;
+                        known.ready = known.ready.min(request.replicas);
+                        known.available = known.available.min(request.replicas);
+                    } else {
+                        deployments.push(ObservedDeployment {
+                            revision: revision.clone(),
+                            uid,
+                            replicas: request.replicas,
+                            existing: request.replicas,
+                            ready: 0,
+                            available: 0,
+                            up_to_date: true,
+                            matches: true,
+                            problem: None,
+                        });
+                    }
+                }
+                Action::ApplyTraffic(traffic) => {
+                    self.observed.traffic = Some(ObservedTraffic {
+                        selects: Some(traffic.clone()),
+                        matches: true,
+                    });
+                }
+                Action::ApplyJob(job) => self.observed.jobs.push(ObservedJob {
+                    name: job.name.clone(),
+                    uid,
+                    state: JobState::Running,
+                    message: None,
+                    created_at: self.now,
+                    finished_at: None,
+                    pod_problem: None,
+                }),
+                Action::Delete(object) => match object.object.kind {
+                    Kind::Job => self.observed.jobs.retain(|job| job.uid != object.uid),
+                    Kind::Deployment => {
+                        let deployments = &mut self.observed.deployments;
+                        deployments.retain(|deployment| deployment.uid != object.uid);
+                    }
+                    Kind::ControllerRevision => {
+                        let revisions = &mut self.observed.revisions;
+                        revisions.retain(|revision| revision.uid != object.uid);
+                    }
+                    Kind::Service => self.observed.traffic = None,
+                },
+                Action::Publish(_) | Action::Count(_) => {}
+            }
+        }
+    }
+}
+
+/// An action in one line.
+pub fn brief(action: &Action) -> String {
+    match action {
+        Action::Remember(status) | Action::Report(status) => {
+            let word = match action {
+                Action::Remember(_) => "Remember",
+                _ => "Report",
+            };
+            let revision = |role: &Option<mixquant_crds::status::RevisionStatus>| {
+                role.as_ref()
+                    .map_or("none".to_owned(), |role| role.image.clone())
+            };
+            let rollout = status.rollout.as_ref().map_or(String::new(), |at| {
+                let verdict = at.verdict.as_ref();
+                let verdict =
+                    verdict.map_or(String::new(), |verdict| format!(", {:?}", verdict.outcome));
+                format!(
+                    ", {:?} step {} weight {} failed verdicts {}{verdict}",
+                    at.stage, at.step, at.weight, at.failed_verdicts
+                )
+            });
+            let failed: Vec<String> = status
+                .failed_revisions
+                .iter()
+                .map(|failed| format!("{} {:?}", failed.revision, failed.reason))
+                .collect();
+            format!(
+                "{word} {:?}: stable {}, canary {}{rollout}, calibrations {}, failed {failed:?}",
+                status.phase.expect("a phase"),
+                revision(&status.stable),
+                revision(&status.canary),
+                status.calibrations.len(),
+            )
+        }
+        Action::ApplyRevision(new) => {
+            format!("ApplyRevision {} number {}", new.frozen.image, new.number)
+        }
+        Action::ApplyDeployment(request) => format!(
+            "ApplyDeployment {} x {}",
+            request.frozen.image, request.replicas
+        ),
+        Action::ApplyTraffic(traffic) => format!("ApplyTraffic {traffic:?}"),
+        Action::ApplyJob(job) => {
+            let work = match job.work {
+                JobWork::Calibrate { .. } => "calibrate",
+                JobWork::Verify { .. } => "verify",
+            };
+            format!("ApplyJob {} ({work})", job.name)
+        }
+        Action::Delete(object) => format!("Delete {:?} {}", object.object.kind, object.object.name),
+        Action::Publish(event) => {
+            let kind = if event.warning { "Warning" } else { "Normal" };
+            format!("Publish {kind} {:?}: {}", event.reason, event.note)
+        }
+        Action::Count(metric) => format!("Count {metric:?}"),
+    }
+}
