@@ -114,3 +114,21 @@ fn data_that_went_after_their_use_stop_no_pod() {
     let end = told(&[Happening::Change(Change::DataGone)]);
     assert_eq!((end.phase.as_str(), end.pods[0].1), ("Pending", 2));
 }
+
+/// Everything made is owned by the service, so its deletion takes all of it; a service on its way out gets nothing new, at whatever
+/// moment of its life that is.
+#[test]
+fn a_deleted_service_gets_nothing_new_and_leaves_nothing() {
+    for seed in seeds(200) {
+        let mut scenario = Scenario::chaos(seed);
+        let last = scenario.happenings.last().map_or(0, |(at, _)| *at);
+        let at = i64::try_from(seed).unwrap() * 7 % (last + 60);
+        scenario.happenings.retain(|(then, _)| *then < at);
+        scenario.happenings.push((at, Happening::Delete));
+        let end = life(&scenario).unwrap_or_else(|failure| report(&scenario, failure));
+        assert!(
+            end.pods.is_empty() && end.traffic == "None",
+            "seed {seed}: {end:?}"
+        );
+    }
+}

@@ -73,6 +73,8 @@ pub struct Cluster {
     pub(super) dice: Dice,
     made: u64,
     pub(super) disturbed: bool,
+    /// When the garbage collector takes what the deleted service owned.
+    pub(super) collected_at: Option<i64>,
 }
 
 /// When serving is guaranteed: after the first stable, outside the healing time of faults.
@@ -127,6 +129,7 @@ impl Cluster {
             dice: Dice::new(seed),
             made: 0,
             disturbed: false,
+            collected_at: None,
         }
     }
 
@@ -262,6 +265,15 @@ impl Cluster {
         }
     }
 
+    /// Owned objects of a deleted service go, whenever they were made.
+    fn collect(&mut self) {
+        self.jobs.clear();
+        self.deployments.clear();
+        self.revisions.clear();
+        self.traffic = None;
+        self.control();
+    }
+
     fn new_pod(&mut self, frozen: &FrozenRevision) -> Pod {
         let starts = 5 + i64::try_from(self.dice.below(20)).unwrap();
         Pod {
@@ -299,7 +311,8 @@ impl Cluster {
             .iter()
             .filter(|job| job.seen.state == JobState::Running);
         let jobs = jobs.map(|job| job.ends_at);
-        pods.chain(jobs).filter(|at| *at > self.now).min()
+        let moments = pods.chain(jobs).chain(self.collected_at);
+        moments.filter(|at| *at > self.now).min()
     }
 
     /// Time passes; requests are answered where a trial samples them.
@@ -309,6 +322,9 @@ impl Cluster {
             self.serve(to - from);
         }
         self.now = to;
+        if self.collected_at.is_some_and(|at| at <= to) {
+            self.collect();
+        }
         let became_ready = self
             .pods
             .iter()

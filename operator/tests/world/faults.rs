@@ -16,6 +16,11 @@ impl Cluster {
             Happening::Change(change) => self.change(change),
             Happening::Crash(after) => operator.crash = Some(after),
             Happening::Stale(age) => operator.stale = age,
+            Happening::Delete => {
+                self.service.metadata.deletion_timestamp = Some(Time(moment(self.now)));
+                self.floor.heals_at = i64::MAX;
+                self.collected_at = Some(self.now + 30);
+            }
             Happening::UpgradeOperator => operator.upgrade(),
             _ => {
                 self.disturbed = true;

@@ -16,6 +16,9 @@ impl Cluster {
         action: &Action,
     ) -> Result<(), String> {
         self.note(|| brief(action));
+        if self.service.metadata.deletion_timestamp.is_some() {
+            return Err("a service that is being deleted gets something new".into());
+        }
         match action {
             Action::Remember(status) | Action::Report(status) => {
                 self.may_become(plan, status)?;

@@ -83,6 +83,8 @@ pub enum Happening {
     ClearStatus,
     /// A newer operator renders other templates.
     UpgradeOperator,
+    /// Someone deletes the service; what it owns is collected a moment later.
+    Delete,
 }
 
 /// A seed and what happens.
