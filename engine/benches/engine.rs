@@ -6,7 +6,7 @@
 
 use std::hint::black_box;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use half::bf16;
 use mixquant_crds::{DecodeScheme, KvPrecision, PrecisionPlan, PrefillScheme};
@@ -15,7 +15,8 @@ use mixquant_engine::model::{Chunk, LogitRows, Model, Pass, Workspace};
 use mixquant_engine::quant::{Int8Rows, PackedInt8, QuantisedLinear};
 
 const PROMPT: usize = 1000;
-const RUNS: usize = 7;
+const SAMPLES: usize = 5;
+const SAMPLE: Duration = Duration::from_millis(500);
 
 /// Nanoseconds that all threads of this process have computed so far (Linux; 0 elsewhere).
 fn cpu_nanoseconds() -> u64 {
@@ -36,19 +37,25 @@ fn cpu_nanoseconds() -> u64 {
         .sum()
 }
 
-/// Seconds of the fastest of several runs: of computing, where the system tells, so that other load on the machine does not count.
+/// Seconds of one run: the fastest of several samples, each long enough for the system's clock of computing time to be exact to a
+/// percent. Computing time counts where the system tells it, so that other load on the machine does not.
 fn best(mut run: impl FnMut()) -> f64 {
-    let mut time = || {
+    let mut sample = || {
         let (start, computed) = (Instant::now(), cpu_nanoseconds());
-        run();
+        let mut runs = 0.0;
+        while start.elapsed() < SAMPLE {
+            run();
+            runs += 1.0;
+        }
+        let elapsed = start.elapsed().as_secs_f64();
         let computed = (cpu_nanoseconds() - computed) as f64 / 1e9;
         if computed > 0.0 {
-            computed
+            computed / runs
         } else {
-            start.elapsed().as_secs_f64()
+            elapsed / runs
         }
     };
-    (0..RUNS).map(|_| time()).fold(f64::INFINITY, f64::min)
+    (0..SAMPLES).map(|_| sample()).fold(f64::INFINITY, f64::min)
 }
 
 fn tokens(count: usize) -> Vec<u32> {
