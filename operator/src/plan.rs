@@ -135,7 +135,8 @@ pub fn plan(
         valid,
         observed,
         samples,
-        now,
+        // Statuses keep whole seconds: what is remembered must read back as it was written.
+        now: Timestamp::from_second(now.as_second()).unwrap_or(now),
         render,
     };
     if observed.service.metadata.deletion_timestamp.is_some() {

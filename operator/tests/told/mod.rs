@@ -95,7 +95,7 @@ impl Told {
             digest: Digest::of_bytes(bytes),
         };
         Self {
-            now: "2026-01-01T00:00:00Z".parse().expect("a time"),
+            now: "2026-01-01T00:00:00.7Z".parse().expect("a time"),
             observed: Observed {
                 service: service(),
                 calibration_data: present(b"calibration"),
@@ -243,7 +243,10 @@ impl Told {
             let uid = format!("uid-{}", self.made);
             match action {
                 Action::Remember(status) | Action::Report(status) => {
-                    self.observed.service.status = Some(status.as_ref().clone());
+                    // What is written is read again as the API kept it.
+                    let kept = serde_json::to_value(status).expect("a status is plain data");
+                    let kept = serde_json::from_value(kept).expect("what was written");
+                    self.observed.service.status = Some(kept);
                 }
                 Action::ApplyRevision(new) => self.observed.revisions.push(ObservedRevision {
                     frozen: new.frozen.clone(),
