@@ -17,7 +17,7 @@ pub const NAME: &str = "chat";
 /// Port of the service.
 const PORT: u16 = 80;
 /// Requests a second of the load: above the 20 that are asked for, because a busy machine may start one late.
-const RATE: u32 = 24;
+const RATE: u32 = 22;
 
 /// A service in a scenario's namespace.
 #[derive(Clone)]
@@ -204,7 +204,7 @@ impl Service {
         Ok(first_line(content).to_owned())
     }
 
-    /// Starts the load of the scenarios: 24 requests a second until it is stopped. It goes straight to the Service's address.
+    /// Starts the load of the scenarios: 22 requests a second until it is stopped. It goes straight to the Service's address.
     pub async fn load(&self) -> anyhow::Result<load::Running> {
         let host = self.address()?;
         // The node's proxy learns of a new Service a moment after its pods are ready.

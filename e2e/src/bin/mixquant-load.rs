@@ -43,7 +43,8 @@ async fn run() -> anyhow::Result<Report> {
         tokio::select! {
             _ = ticks.tick() => {
                 let report = running.so_far().await;
-                println!("{} succeeded, {} failed", report.succeeded, report.failed);
+                let first = report.first_failures.first().map_or(String::new(), |failure| format!(" (the first {failure})"));
+                println!("{} succeeded, {} failed{first}", report.succeeded, report.failed);
             }
             _ = terminated.recv() => break,
             _ = tokio::signal::ctrl_c() => break,
