@@ -55,3 +55,7 @@ cluster-down: ## Stop the cluster and remove everything it made
 .PHONY: rest
 rest: prerequisites ## The operator at rest, watched for ten minutes
 	@MIXQUANT_REST_SECONDS=600 SCENARIOS=rest scripts/test cluster
+
+.PHONY: test-long
+test-long: ## The long forms of the engine's tests: whole reference files, slow clients
+	cargo test --release -p mixquant-engine -- --ignored
