@@ -59,3 +59,7 @@ rest: prerequisites ## The operator at rest, watched for ten minutes
 .PHONY: test-long
 test-long: ## The long forms of the engine's tests: whole reference files, slow clients
 	cargo test --release -p mixquant-engine -- --ignored
+
+.PHONY: check-generated
+check-generated: ## The committed CRD is what the types say; UPDATE_EXPECT=1 rewrites it
+	cargo test -q -p mixquant-crds --features kube --test generated
