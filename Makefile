@@ -6,7 +6,7 @@ cluster := e2e/cluster/cluster
 
 .PHONY: help
 help: ## List the commands
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
 
 .PHONY: prerequisites
 prerequisites: ## Install what is missing on Debian 12; elsewhere name it
