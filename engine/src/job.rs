@@ -14,7 +14,6 @@ use mixquant_crds::{JobFailure, JobMessage, PrecisionPlan};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::error::{Error, Result};
-use crate::kernels::threads;
 use crate::progress::Progress;
 
 /// Runs `work` and leaves its answer, or why there is none, in the file at `message_path`.
@@ -56,14 +55,6 @@ pub fn parse_plan(text: &str) -> Result<PrecisionPlan, String> {
         serde_json::from_str(&content).map_err(|error| format!("not a precision plan: {error}"))?;
     plan.check()?;
     Ok(plan)
-}
-
-/// Sizes the computing threads of this process, before their first use; the CPU limit when no number is given.
-///
-/// # Errors
-/// 0 or too many threads.
-pub fn use_threads(threads: Option<usize>) -> Result<()> {
-    threads::configure(threads).map(drop)
 }
 
 /// Prints the answer to stdout.

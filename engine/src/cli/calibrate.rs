@@ -6,6 +6,7 @@ use clap::Args;
 use mixquant_crds::{Digest, JobMessage, PrecisionPlan};
 
 use crate::error::Result;
+use crate::kernels::threads;
 use crate::{calibrate, job};
 
 /// What `calibrate` needs to know.
@@ -72,7 +73,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         expected_model: arguments.expect_model_digest.clone(),
     };
     let work = |progress: &_| {
-        job::use_threads(arguments.threads)?;
+        threads::configure(arguments.threads)?;
         calibrate::run(&options, progress)
     };
     let report = job::run(arguments.termination_message.as_deref(), work, |report| {

@@ -7,6 +7,7 @@ use mixquant_crds::{Digest, JobMessage, PrecisionPlan, VerifyReport};
 
 use crate::artifact::Check;
 use crate::error::Result;
+use crate::kernels::threads;
 use crate::{job, verify};
 
 /// What `verify` needs to know.
@@ -67,7 +68,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         expected_artifact: arguments.expect_artifact_digest.clone(),
     };
     let work = |progress: &_| {
-        job::use_threads(arguments.threads)?;
+        threads::configure(arguments.threads)?;
         verify::run(&options, progress)
     };
     let report = job::run(arguments.termination_message.as_deref(), work, |report| {
