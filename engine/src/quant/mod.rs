@@ -5,6 +5,8 @@
 pub mod int8;
 pub mod linears;
 pub mod nest;
+pub mod weight;
 
 pub use int8::{Int8Rows, PackedInt8};
 pub use linears::{QuantisedLinear, QuantisedLinears};
+pub use weight::{Codes, QuantisedWeight};
