@@ -63,7 +63,7 @@ impl QuantisedWeight {
     pub fn code(&self, row: usize, column: usize) -> f32 {
         let nibble = |codes: &[u8]| {
             let byte = codes[row * Self::nibble_row(self.in_features) + column / 2];
-            if column % 2 == 0 {
+            if column.is_multiple_of(2) {
                 byte & 15
             } else {
                 byte >> 4
@@ -206,6 +206,7 @@ fn is_permutation(order: &[u32], len: usize) -> bool {
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "the values are exact in FP32")]
 mod tests {
     use super::*;
 
