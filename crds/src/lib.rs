@@ -10,6 +10,7 @@ pub mod digest;
 pub mod names;
 pub mod precision;
 pub mod report;
+pub mod request;
 
 #[cfg(feature = "kube")]
 pub mod scalars;
@@ -24,6 +25,7 @@ pub use precision::{
     PrefillScheme,
 };
 pub use report::{CalibrationReport, FailureReason, JobFailure, JobMessage, Slice, VerifyReport};
+pub use request::{Command, Request, RequestError};
 #[cfg(feature = "kube")]
 pub use scalars::{Decimal, Span};
 #[cfg(feature = "kube")]

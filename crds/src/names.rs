@@ -15,6 +15,8 @@ pub const LABEL_APP_NAME: &str = "app.kubernetes.io/name";
 pub const LABEL_APP_INSTANCE: &str = "app.kubernetes.io/instance";
 /// Always [`MANAGER`].
 pub const LABEL_MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// On a service, written by people: the newest [`Request`](crate::request::Request) of a rollout, answered in `status.request`.
+pub const ANNOTATION_REQUEST: &str = "mixquant.io/request";
 /// The value of [`LABEL_APP_NAME`].
 pub const APP_NAME: &str = "mixquant";
 /// Field manager of server-side apply and value of [`LABEL_MANAGED_BY`].
