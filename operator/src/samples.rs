@@ -127,8 +127,15 @@ const ENOUGH: u64 = 200_000;
 fn bound_ranks(n: u64, q: f64, confidence: f64) -> (Option<u64>, Option<u64>) {
     if n > ENOUGH {
         let (lower, upper) = bound_ranks(ENOUGH, q, confidence);
-        let scale = |rank: u64| (rank.saturating_mul(n / ENOUGH)).min(n);
-        return (lower.map(scale), upper.map(|rank| scale(rank + 1)));
+        // Rounded away from the quantile on both sides.
+        let scaled = u128::from(n);
+        let down = |rank: u64| u128::from(rank) * scaled / u128::from(ENOUGH);
+        let up = |rank: u64| (u128::from(rank) * scaled).div_ceil(u128::from(ENOUGH));
+        let rank = |wide: u128| u64::try_from(wide).unwrap_or(n).clamp(1, n);
+        return (
+            lower.map(|lower| rank(down(lower))),
+            upper.map(|upper| rank(up(upper))),
+        );
     }
     let mut lower = None;
     let mut cumulative = 0.0;
@@ -198,6 +205,29 @@ mod tests {
         let (lower, upper) = bound_ranks(u64::MAX, 0.95, 0.95);
         let nines = u64::MAX / 100 * 95;
         assert!(lower.unwrap() < nines && nines < upper.unwrap());
+    }
+
+    #[test]
+    fn bounds_of_any_number_of_observations_lie_close_around_the_quantile() {
+        for n in [
+            200_001,
+            216_000,
+            300_000,
+            399_999,
+            400_000,
+            1_000_003,
+            1 << 40,
+        ] {
+            for q in [0.5, 0.9, 0.95, 0.99] {
+                let (lower, upper) = bound_ranks(n, q, 0.95);
+                let expected = q * as_f64(n);
+                for rank in [lower, upper].map(|rank| as_f64(rank.unwrap())) {
+                    let off = (rank / expected - 1.0).abs();
+                    assert!(off < 0.005, "{rank} of {n} for {q}");
+                }
+                assert!(as_f64(lower.unwrap()) < expected && expected < as_f64(upper.unwrap()));
+            }
+        }
     }
 
     #[test]
