@@ -11,7 +11,7 @@ use mixquant_crds::{KvCacheMode, KvPrecision};
 use super::block::Block;
 use super::{Layout, hadamard};
 
-/// Attention weights are summed in units of 2^-22: integers add up to the same in every order, so cuts and threads change nothing.
+/// Attention is summed in units of 2^-22: integers add up to the same in every order, so cuts and threads change nothing.
 const UNIT: f32 = 4_194_304.0;
 
 /// See the file's comment.
@@ -30,7 +30,8 @@ pub(crate) struct HeadCache {
 /// What a key got from the queries so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Received {
-    /// Softmax weights in sum, in units of 2^-22.
+    /// In sum over the queries: the softmax weight times the keys that the query saw, in units of 2^-22. A query that sees `n` keys and
+    /// leans on none gives each `1 / n`, so 1 a query is the weight of a key like any other, however long the text is.
     pub(crate) weight: u64,
     /// Queries that could see the key.
     pub(crate) seen_by: u64,
@@ -44,14 +45,14 @@ enum Rows {
 }
 
 impl Received {
-    /// Adds one weight, rounded to the unit.
+    /// Adds one query's softmax weight, rounded to the unit; the query saw `visible` keys.
     #[inline]
-    pub(crate) fn add(weight_sum: &mut u64, weight: f32) {
+    pub(crate) fn add(weight_sum: &mut u64, weight: f32, visible: u64) {
         // 2^23 + x has x in its low bits, for x up to 2^22: a weight is at most 1.
-        *weight_sum += u64::from((weight * UNIT + 8_388_608.0).to_bits() & 0x007f_ffff);
+        *weight_sum += visible * u64::from((weight * UNIT + 8_388_608.0).to_bits() & 0x007f_ffff);
     }
 
-    /// The sum of the weights.
+    /// The sum of the weights, each times the keys that its query saw.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -70,7 +71,7 @@ impl Received {
         self.seen_by as f32
     }
 
-    /// The mean weight, the number that is compared with a threshold.
+    /// The mean over the queries: 1 is a key like any other. Compared with a threshold.
     fn normalised(self) -> f32 {
         self.weight() / self.seen_by().max(1.0)
     }

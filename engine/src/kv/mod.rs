@@ -59,6 +59,11 @@ impl KvCache {
         self.len == 0
     }
 
+    /// Tokens whose keys and values are in quantised blocks (the same in every head).
+    pub fn quantised_tokens(&self) -> usize {
+        self.heads.first().map_or(0, HeadCache::quantised)
+    }
+
     /// Tokens that may be stored.
     pub fn capacity(&self) -> usize {
         self.capacity

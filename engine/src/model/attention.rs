@@ -21,7 +21,7 @@ struct Scratch {
     /// The queries as quantised keys are stored.
     rotated: Vec<f32>,
     weights: Vec<f32>,
-    /// Weights a key, in [`Received`]'s unit.
+    /// Attention a key, in [`Received`]'s unit.
     received: Vec<u64>,
 }
 
@@ -118,11 +118,12 @@ impl Task<'_> {
             backend.softmax(seen);
             hidden.fill(0.0);
             if self.watch {
+                let visible = seen.len() as u64;
                 scratch
                     .received
                     .iter_mut()
                     .zip(seen)
-                    .for_each(|(sum, weight)| Received::add(sum, *weight));
+                    .for_each(|(sum, weight)| Received::add(sum, *weight, visible));
             }
         }
         let dst = &mut self.dst[tokens.start * group * head_dim..tokens.end * group * head_dim];

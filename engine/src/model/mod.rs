@@ -63,8 +63,8 @@ pub struct Chunk<'a> {
 
 /// Watches attention while a chunk is computed.
 pub trait Tap: Send {
-    /// Called once a layer and KV head of each chunk, in order. For each key from the sequence's first token on: the softmax weight that the
-    /// chunk's queries of the head group gave it in sum, and how many of these queries could see it.
+    /// Called once a layer and KV head of each chunk, in order. For each key from the sequence's first token on: the softmax weight times the
+    /// keys that the query saw, in sum over the chunk's queries of the head group, and how many of these queries could see it.
     fn attention(&mut self, layer: usize, kv_head: usize, received: &[f32], seen_by: &[f32]);
 }
 
