@@ -1,6 +1,7 @@
-//! The forward against numbers that `transformers` computed in FP32 (recipes: `../shared/data/README.md`), for both models there.
+//! The forward against numbers that `transformers` computed in FP32 (recipe: `e2e/data/README.md`).
 //!
-//! Needs `shared/` beside the repository; says so and passes when it is not there.
+//! The model that ships is compared always, with the rows that ship. A second model, whole files and more prompts need `shared/` beside the
+//! repository; what cannot be compared without it is named.
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -15,21 +16,34 @@ use mixquant_engine::tokenizer::{Special, Tokenizer};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-const MODELS: [&str; 2] = ["kube-llama-10m", "stories260k"];
+/// The model that ships.
+const MODEL: &str = "kube-llama-10m";
 /// Logits are compared to this; where the two best are nearer, either may win.
 const LOGIT_TOLERANCE: f32 = 1e-3;
 
-/// `shared/`, or `None` with the reason printed.
+/// A folder with `models/` and `data/` (with `data/reference/`): what ships with the repository.
+fn shipped() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e")
+}
+
+/// The same, but with more in it; `None` with the reason printed.
 fn shared() -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
     if path.join("data/reference").is_dir() {
         return Some(path);
     }
     println!(
-        "skipped: {} is not there, so there is nothing to compare with",
+        "{} is not there: only what ships is compared",
         path.display()
     );
     None
+}
+
+/// The models that can be compared here, each with its folder.
+fn models() -> Vec<(&'static str, PathBuf)> {
+    let mut models = vec![(MODEL, shipped())];
+    models.extend(shared().map(|shared| ("stories260k", shared)));
+    models
 }
 
 fn baseline(shared: &Path, name: &str) -> Model {
@@ -149,10 +163,9 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
 
 #[test]
 fn greedy_ids_equal_the_reference() {
-    let Some(shared) = shared() else { return };
-    for name in MODELS {
-        let model = baseline(&shared, name);
-        let reference: Items<Greedy> = read(&shared, &format!("{name}-greedy.json"));
+    for (name, folder) in models() {
+        let model = baseline(&folder, name);
+        let reference: Items<Greedy> = read(&folder, &format!("{name}-greedy.json"));
         assert_eq!(reference.items.len(), 10);
         for item in &reference.items {
             let output = generate(&model, &item.prompt_ids, item.output_ids.len());
@@ -173,11 +186,10 @@ fn greedy_ids_equal_the_reference() {
 
 #[test]
 fn the_five_largest_logits_equal_the_reference() {
-    let Some(shared) = shared() else { return };
     let mut worst = 0.0_f32;
-    for name in MODELS {
-        let model = baseline(&shared, name);
-        let reference: Items<Logits> = read(&shared, &format!("{name}-logits.json"));
+    for (name, folder) in models() {
+        let model = baseline(&folder, name);
+        let reference: Items<Logits> = read(&folder, &format!("{name}-logits.json"));
         for item in &reference.items {
             let mut cache = model.new_cache(item.prompt_ids.len());
             let mut workspace = Workspace::default();
@@ -205,10 +217,10 @@ fn the_five_largest_logits_equal_the_reference() {
 }
 
 /// Sums of negative log likelihoods of the first `windows` windows.
-fn window_nll(shared: &Path, name: &str, file: &str, window: usize, windows: usize) -> Vec<f64> {
-    let model = baseline(shared, name);
-    let tokenizer = Tokenizer::open(&shared.join("models").join(name)).unwrap();
-    let text = std::fs::read_to_string(shared.join("data").join(file)).unwrap();
+fn window_nll(folder: &Path, name: &str, file: &str, window: usize, windows: usize) -> Vec<f64> {
+    let model = baseline(folder, name);
+    let tokenizer = Tokenizer::open(&folder.join("models").join(name)).unwrap();
+    let text = std::fs::read_to_string(folder.join("data").join(file)).unwrap();
     let ids = tokenizer.encode(&text, Special::None).unwrap();
     let vocabulary = model.config().vocab_size;
     let mut workspace = Workspace::default();
@@ -235,11 +247,10 @@ fn window_nll(shared: &Path, name: &str, file: &str, window: usize, windows: usi
 }
 
 /// Perplexity within 0.01 %, which is the mean log likelihood within 1e-4 nats.
-fn check_perplexity(name: &str, reference: &str, file: &str, windows: usize) {
-    let Some(shared) = shared() else { return };
-    let reference: Perplexity = read(&shared, reference);
+fn check_perplexity(folder: &Path, name: &str, reference: &str, file: &str, windows: usize) {
+    let reference: Perplexity = read(folder, reference);
     let windows = windows.min(reference.n_chunks);
-    let sums = window_nll(&shared, name, file, reference.window, windows);
+    let sums = window_nll(folder, name, file, reference.window, windows);
     assert_eq!(sums.len(), windows);
     #[expect(clippy::cast_precision_loss, reason = "small counts")]
     let tokens = (windows * (reference.window - 1)) as f64;
@@ -260,12 +271,15 @@ fn check_perplexity(name: &str, reference: &str, file: &str, windows: usize) {
 #[test]
 fn perplexity_of_the_first_windows_equals_the_reference() {
     check_perplexity(
-        "kube-llama-10m",
+        &shipped(),
+        MODEL,
         "kube-llama-10m-eval-ppl.json",
-        "eval-ppl.txt",
+        "evaluation.txt",
         8,
     );
+    let Some(shared) = shared() else { return };
     check_perplexity(
+        &shared,
         "stories260k",
         "stories260k-eval-ppl-stories.json",
         "eval-ppl-stories.txt",
@@ -276,19 +290,23 @@ fn perplexity_of_the_first_windows_equals_the_reference() {
 #[test]
 #[ignore = "long; make test-long runs it"]
 fn perplexity_of_the_whole_files_equals_the_reference() {
+    let Some(shared) = shared() else { return };
     check_perplexity(
-        "kube-llama-10m",
+        &shared,
+        MODEL,
         "kube-llama-10m-eval-ppl.json",
         "eval-ppl.txt",
         usize::MAX,
     );
     check_perplexity(
+        &shared,
         "stories260k",
         "stories260k-eval-ppl-stories.json",
         "eval-ppl-stories.txt",
         usize::MAX,
     );
     check_perplexity(
+        &shared,
         "stories260k",
         "stories260k-eval-ppl.json",
         "eval-ppl.txt",
@@ -304,8 +322,8 @@ fn answers(
     every: usize,
     stop: &[&str],
 ) -> (usize, usize, usize) {
-    let model = baseline(shared, MODELS[0]);
-    let tokenizer = Tokenizer::open(&shared.join("models").join(MODELS[0])).unwrap();
+    let model = baseline(shared, MODEL);
+    let tokenizer = Tokenizer::open(&shared.join("models").join(MODEL)).unwrap();
     let prompts: Vec<Question> = rows(shared, file);
     let reference: Items<Answer> = read(shared, reference);
     let (mut right, mut different, mut total) = (0, 0, 0);
