@@ -50,7 +50,10 @@ use crate::status::MixQuantServiceStatus;
     validation = Rule::new("self.calibration.sequenceLength <= self.engine.maxSequenceLength").message("calibration.sequenceLength is above engine.maxSequenceLength: lower it, the engine never sees such a text"),
     validation = Rule::new("self.verification.sequenceLength <= self.engine.maxSequenceLength").message("verification.sequenceLength is above engine.maxSequenceLength: lower it, the engine never sees such a text"),
     validation = Rule::new("!has(self.precision.prefill.minPromptTokens) || self.precision.prefill.minPromptTokens <= self.engine.maxSequenceLength").message("precision.prefill.minPromptTokens is above engine.maxSequenceLength: no prompt could ever use the quantised prefill"),
-    validation = Rule::new("!has(self.precision.kvCache.importance) || self.precision.kvCache.importance.sinkTokens + self.precision.kvCache.importance.recentTokens < self.engine.maxSequenceLength").message("kvCache.importance.sinkTokens + recentTokens reach engine.maxSequenceLength: nothing would ever be stored at the default precision")
+    validation = Rule::new("!has(self.precision.kvCache.importance) || self.precision.kvCache.importance.sinkTokens + self.precision.kvCache.importance.recentTokens < self.engine.maxSequenceLength").message("kvCache.importance.sinkTokens + recentTokens reach engine.maxSequenceLength: nothing would ever be stored at the default precision"),
+    validation = Rule::new("!has(self.precision.kvCache.importance) || self.precision.kvCache.importance.sinkTokens + self.precision.kvCache.importance.recentTokens < self.calibration.sequenceLength").message("kvCache.importance.sinkTokens + recentTokens reach calibration.sequenceLength: no key could be measured, raise sequenceLength"),
+    validation = Rule::new("self.precision.kvCache.default == 'BF16' || (has(self.precision.kvCache.importance) ? self.precision.kvCache.importance.recentTokens : 0) + 2 * self.precision.kvCache.blockSize < self.verification.sequenceLength").message("verification.sequenceLength is not above kvCache.importance.recentTokens + 2 * blockSize: no key would be quantised while the precision is measured, raise it"),
+    validation = Rule::new("self.precision.prefill.scheme == 'Precise' || 2 * self.precision.kvCache.blockSize <= self.verification.sequenceLength").message("verification.sequenceLength is below 2 * kvCache.blockSize: the quantised prefill would not be measured, raise it")
 )]
 pub struct MixQuantServiceSpec {
     /// The model and where its files are.
@@ -374,7 +377,7 @@ pub struct TpotSlo {
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
-    validation = Rule::new("self.steps.all(step, duration(step.hold).getSeconds() + duration(self.analysis.warmUp).getSeconds() < self.progressDeadlineSeconds)").message("rollout.progressDeadlineSeconds is not above the longest step's hold plus analysis.warmUp: every rollout would fail, raise it"),
+    validation = Rule::new("self.steps.all(step, duration(step.hold).getSeconds() + duration(self.analysis.warmUp).getSeconds() + 2 * duration(self.analysis.interval).getSeconds() < self.progressDeadlineSeconds)").message("rollout.progressDeadlineSeconds is not above the longest step's hold plus analysis.warmUp plus two intervals: every rollout would fail, raise it"),
     validation = Rule::new("self.steps.map(step, step.weight).isSorted()").message("rollout.steps must have rising weights"),
     validation = Rule::new("self.steps.all(step, self.steps.exists_one(other, other.weight == step.weight))").message("rollout.steps has the same weight twice: remove one"),
 )]

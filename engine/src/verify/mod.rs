@@ -140,17 +140,8 @@ pub fn measure(
     progress: &Progress,
 ) -> Result<VerifyReport> {
     let plan = model.plan().clone();
-    let route = Route::of(&plan, windows);
-    if route
-        == (Route::Serving {
-            always_quantised: true,
-        })
-    {
-        progress.note(&format!(
-            "no prompt (half a window) has minPromptTokens {}: the quantised prefill is measured on the shorter ones",
-            plan.prefill.min_prompt_tokens
-        ));
-    }
+    let route = Route::of(&plan);
+    let mut used = Used::default();
     let mut divergence = Divergence::default();
     let (mut baseline_workspace, mut workspace) = (Workspace::default(), Workspace::default());
     let mut stage = progress.stage("verifying", windows.len());
@@ -172,10 +163,11 @@ pub fn measure(
             vocab_size: model.config().vocab_size,
             divergence: &mut divergence,
         };
-        score_window(model, route, &mut scorer, &mut workspace)?;
+        used.add(score_window(model, route, &mut scorer, &mut workspace)?);
         stage.advance()?;
     }
     drop(stage);
+    used.check(&plan)?;
     divergence
         .report(artifact_digest)
         .ok_or_else(|| Error::data("there is no window to measure: give data"))
@@ -186,29 +178,55 @@ pub fn measure(
 enum Route {
     /// The plan is the baseline: the same single forward, so that the distance is exactly 0.
     Baseline,
-    /// As in serving: a prompt, then tokens one block at a time over the cache as it is stored.
-    Serving {
-        /// Every prompt takes the quantised pass, whatever its length: else nothing would measure it and the gate would pass unseen.
-        always_quantised: bool,
-    },
+    /// As in serving: a prompt, then tokens one block at a time over the cache as it is stored. Every prompt takes the plan's prefill scheme,
+    /// whatever its length: short prompts that serving would read precisely must not thin out what the quantised pass costs.
+    Serving,
 }
 
 impl Route {
-    fn of(plan: &PrecisionPlan, windows: &[Window]) -> Self {
-        let quantised = plan.prefill.scheme == PrefillScheme::W8A8;
+    fn of(plan: &PrecisionPlan) -> Self {
         if plan.decode.scheme == DecodeScheme::FP32
-            && !quantised
+            && plan.prefill.scheme == PrefillScheme::Precise
             && plan.kv_cache.default == KvPrecision::BF16
         {
-            return Self::Baseline;
+            Self::Baseline
+        } else {
+            Self::Serving
         }
-        let minimum = usize::try_from(plan.prefill.min_prompt_tokens).unwrap_or(usize::MAX);
-        let reached = windows
-            .iter()
-            .any(|window| prompt_tokens(plan, window) >= minimum);
-        Self::Serving {
-            always_quantised: quantised && !reached,
+    }
+}
+
+/// Tokens that really went through what the plan changes: a gate must not pass on a number that never saw it.
+#[derive(Debug, Clone, Copy, Default)]
+struct Used {
+    /// Read by the prefill pass.
+    prefilled: usize,
+    /// Kept in quantised blocks.
+    quantised_keys: usize,
+}
+
+impl Used {
+    fn add(&mut self, more: Self) {
+        self.prefilled += more.prefilled;
+        self.quantised_keys += more.quantised_keys;
+    }
+
+    /// Refuses a measurement that left a part of the plan out.
+    fn check(self, plan: &PrecisionPlan) -> Result<()> {
+        let kv = &plan.kv_cache;
+        if plan.prefill.scheme != PrefillScheme::Precise && self.prefilled == 0 {
+            return Err(Error::data(format!(
+                "no window has {} tokens (2 blocks), so the quantised prefill was not measured: use longer texts or a larger window",
+                2 * kv.block_size
+            )));
         }
+        if kv.default != KvPrecision::BF16 && self.quantised_keys == 0 {
+            return Err(Error::data(format!(
+                "no window has more than {} tokens (kvCache.recentTokens + 2 blocks), so no key was quantised and the cache was not measured: use longer texts or a larger window",
+                kv.recent_tokens.saturating_add(2 * kv.block_size)
+            )));
+        }
+        Ok(())
     }
 }
 
@@ -223,31 +241,26 @@ fn block_tokens(plan: &PrecisionPlan) -> usize {
         .expect("a checked plan has a block size of at most 64")
 }
 
-/// Runs the window through the plan and scores every position.
+/// Runs the window through the plan and scores every position. Returns what the plan's quantised parts did for it.
 fn score_window(
     model: &Model,
     route: Route,
     scorer: &mut Scorer<'_>,
     workspace: &mut Workspace,
-) -> Result<()> {
+) -> Result<Used> {
     let inputs = &scorer.window.ids[..scorer.window.ids.len() - 1];
     let mut cache = model.new_cache(inputs.len());
-    let always_quantised = match route {
-        Route::Baseline => {
-            return scorer.add(
-                0,
-                forward(model, Pass::Precise, inputs, &mut cache, workspace)?,
-            );
-        }
-        Route::Serving { always_quantised } => always_quantised,
-    };
+    if route == Route::Baseline {
+        let logits = forward(model, Pass::Precise, inputs, &mut cache, workspace)?;
+        scorer.add(0, logits)?;
+        return Ok(Used::default());
+    }
     let (prompt, rest) =
         inputs.split_at(prompt_tokens(model.plan(), scorer.window).min(inputs.len()));
     if !prompt.is_empty() {
-        let pass = if always_quantised {
-            Pass::Prefill
-        } else {
-            model.prefill_pass(prompt.len())
+        let pass = match model.plan().prefill.scheme {
+            PrefillScheme::W8A8 => Pass::Prefill,
+            PrefillScheme::Precise => Pass::Precise,
         };
         scorer.add(0, forward(model, pass, prompt, &mut cache, workspace)?)?;
     }
@@ -260,7 +273,10 @@ fn score_window(
         )?;
         position += chunk.len();
     }
-    Ok(())
+    Ok(Used {
+        prefilled: prompt.len(),
+        quantised_keys: cache.quantised_tokens(),
+    })
 }
 
 /// All logits of the next tokens of one sequence.
