@@ -56,6 +56,14 @@ cluster-down: ## Stop the cluster and remove everything it made
 rest: prerequisites ## The operator at rest, watched for ten minutes
 	@MIXQUANT_REST_SECONDS=600 SCENARIOS=rest scripts/test cluster
 
+.PHONY: soak
+soak: prerequisites ## One service under load through 10 promotions and 10 rollbacks
+	@MIXQUANT_SOAK_ROUNDS=10 SCENARIOS=soak scripts/test cluster
+
+.PHONY: rollouts
+rollouts: prerequisites ## The same, 100 times (about three hours)
+	@MIXQUANT_SOAK_ROUNDS=100 SCENARIOS=soak scripts/test cluster
+
 .PHONY: test-long
 test-long: ## The long forms of the engine's tests: whole reference files, slow clients
 	cargo test --release -p mixquant-engine -- --ignored

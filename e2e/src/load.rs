@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use tokio::sync::{Mutex, Semaphore};
 use tokio::task::JoinHandle;
 
@@ -45,9 +46,31 @@ pub struct Running {
     driver: JoinHandle<()>,
 }
 
+/// From here on the address must be reachable: the node's proxy learns of a new Service a moment after its pods are ready.
+const REACHABLE: Duration = Duration::from_secs(30);
+
 impl Running {
-    /// Starts the load.
-    pub fn start(plan: Plan) -> Self {
+    /// Waits until the target takes connections, then starts the load.
+    ///
+    /// # Errors
+    /// A target that takes none for half a minute.
+    pub async fn start_when_reachable(plan: Plan) -> anyhow::Result<Self> {
+        let address = (plan.target.host.as_str(), plan.target.port);
+        let reachable = tokio::time::timeout(REACHABLE, async {
+            while tokio::net::TcpStream::connect(address).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        });
+        reachable.await.with_context(|| {
+            format!(
+                "{}:{} takes no connections from here: run this on a node of the cluster or in a pod",
+                address.0, address.1
+            )
+        })?;
+        Ok(Self::start(plan))
+    }
+
+    fn start(plan: Plan) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let report = Arc::new(Mutex::new(Report::new()));
         let driver = tokio::spawn(drive(plan, Arc::clone(&stop), Arc::clone(&report)));

@@ -204,35 +204,21 @@ impl Service {
         Ok(first_line(content).to_owned())
     }
 
-    /// Starts the load of the scenarios: 22 requests a second until it is stopped. It goes straight to the Service's address.
-    pub async fn load(&self) -> anyhow::Result<load::Running> {
-        let host = self.address()?;
-        // The node's proxy learns of a new Service a moment after its pods are ready.
-        let reachable = tokio::time::timeout(Duration::from_secs(30), async {
-            while tokio::net::TcpStream::connect((host.as_str(), PORT))
-                .await
-                .is_err()
-            {
-                tokio::time::sleep(Duration::from_millis(200)).await;
-            }
-        });
-        reachable.await.with_context(|| {
-            format!(
-                "{host}:{PORT} cannot be reached from here: run the tests on a node of the cluster"
-            )
-        })?;
-        Ok(load::Running::start(load::Plan {
+    /// Starts the load of the scenarios: 22 requests a second until it is stopped, for at most `duration`. It goes straight to the Service's address.
+    pub async fn load(&self, duration: Duration) -> anyhow::Result<load::Running> {
+        load::Running::start_when_reachable(load::Plan {
             target: load::Target {
-                host,
+                host: self.address()?,
                 port: PORT,
                 model: "kube-llama".to_owned(),
             },
             rate: RATE,
-            duration: Duration::from_mins(10),
-            max_requests: u64::from(RATE) * 600,
+            duration,
+            max_requests: u64::from(RATE) * duration.as_secs(),
             exact_every: 20,
             prompts: prompts::short()?,
-        }))
+        })
+        .await
     }
 
     /// The Deployments of this service by name, with their pods' number.

@@ -106,7 +106,7 @@ async fn a_good_change_goes_through_its_steps_and_is_promoted_without_one_failed
     with_temp_namespace("promote", SCENARIO, |context| async move {
         let service = deployed(context).await?;
         let old = revision(&service.get()?, "stable").to_owned();
-        let load = service.load().await?;
+        let load = service.load(SCENARIO).await?;
         let begun = std::time::Instant::now();
         service.patch(&json!({"engine": {"image": image("MIXQUANT_NEXT_ENGINE_IMAGE")?}}))?;
         let mut steps = Vec::new();
@@ -181,7 +181,7 @@ async fn a_plan_that_breaks_precision_never_gets_traffic() {
     with_temp_namespace("precision", SCENARIO, |context| async move {
         let service = deployed(context).await?;
         let (before, pods, deployments) = (service.get()?, service.pods()?, service.deployments()?);
-        let load = service.load().await?;
+        let load = service.load(SCENARIO).await?;
         let begun = std::time::Instant::now();
         // Two bits for every key and value measurably break this model. A merge patch removes a field by null.
         let broken =
@@ -217,7 +217,7 @@ async fn a_starved_canary_is_rolled_back_without_one_failed_request() {
     with_temp_namespace("slow", SCENARIO, |context| async move {
         let service = deployed(context.clone()).await?;
         let (before, pods) = (service.get()?, service.pods()?);
-        let load = service.load().await?;
+        let load = service.load(SCENARIO).await?;
         let begun = std::time::Instant::now();
         service.patch(&json!({"engine": {"resources": {"requests": {"cpu": "100m"}, "limits": {"cpu": "100m"}}}}))?;
         service
@@ -387,7 +387,7 @@ async fn run_under_load(
         early = &mut run => return early?,
         available = service.wait(FIRST, "available", |object| is_true(object, "Available")) => available?,
     };
-    let load = service.load().await?;
+    let load = service.load(SCENARIO).await?;
     let result = run.await?;
     let report = load.stop().await;
     ensure!(report.failed == 0, "{report}");
