@@ -199,13 +199,20 @@ fn container_problem(container: &ContainerStatus) -> Option<String> {
 
 fn ending(ended: &ContainerStateTerminated) -> String {
     let reason = ended.reason.as_deref().unwrap_or("Error");
-    let message = ended.message.as_deref().unwrap_or_default();
     let mut text = format!("ended with exit code {} ({reason})", ended.exit_code);
-    if !message.is_empty() {
+    if let Some(why) = last_words(ended.message.as_deref().unwrap_or_default()) {
         text += ": ";
-        text += message;
+        text += why;
     }
     text
+}
+
+/// Why a program ended: its error line, or else the last thing it said. A message can be the end of its log.
+fn last_words(message: &str) -> Option<&str> {
+    let lines = || message.lines().map(str::trim).rev();
+    lines()
+        .find_map(|line| line.strip_prefix("error: "))
+        .or_else(|| lines().find(|line| !line.is_empty()))
 }
 
 /// A Job, with the newest answer of its pods.
@@ -271,13 +278,14 @@ fn newest_message(pods: &[&Pod]) -> Option<Result<JobMessage, String>> {
         .filter_map(|container| container.state.as_ref()?.terminated.as_ref())
         .max_by_key(|ended| ended.finished_at.as_ref().map(|time| time.0))?;
     let text = ended.message.as_deref().unwrap_or_default();
-    if text.is_empty() {
-        return Some(Err(format!(
-            "the container {} without a report",
+    let report = serde_json::from_str(text);
+    if report.is_err() && (text.is_empty() || ended.exit_code != 0) {
+        return Some(Err(one_line(&format!(
+            "no report: the container {}",
             ending(ended)
-        )));
+        ))));
     }
-    Some(serde_json::from_str(text).map_err(|error| {
+    Some(report.map_err(|error| {
         let start: String = text.chars().take(200).collect();
         one_line(&format!("the report cannot be read ({error}): {start}"))
     }))
@@ -404,5 +412,13 @@ mod tests {
             panic!("a pod with another message");
         };
         assert!(garbled.contains("panicked at x"), "{garbled}");
+    }
+
+    #[test]
+    fn the_error_line_of_a_log_is_why_a_program_ended() {
+        let log = "{\"level\":\"INFO\"}\nerror: --max-sequence-length 4096 is longer than the context of 1024\n";
+        assert!(last_words(log).is_some_and(|why| why.starts_with("--max-sequence-length 4096")));
+        assert_eq!(last_words("one\ntwo\n\n"), Some("two"));
+        assert_eq!(last_words("\n"), None);
     }
 }

@@ -146,7 +146,7 @@ pub fn container(name: &str, image: &str, args: Vec<String>) -> Container {
         image_pull_policy: Some("IfNotPresent".into()),
         args: Some(args),
         termination_message_path: Some(names::TERMINATION_MESSAGE_PATH.into()),
-        termination_message_policy: Some("File".into()),
+        termination_message_policy: Some("FallbackToLogsOnError".into()),
         security_context: Some(SecurityContext {
             allow_privilege_escalation: Some(false),
             read_only_root_filesystem: Some(true),
