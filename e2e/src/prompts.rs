@@ -34,6 +34,15 @@ pub fn short() -> anyhow::Result<Vec<Prompt>> {
         .collect())
 }
 
+/// Those that are long enough for the quantised prefill of the scenarios' service.
+pub fn long() -> anyhow::Result<Vec<Prompt>> {
+    Ok(shipped()?
+        .into_iter()
+        .filter(|prompt| prompt.n_prompt_tokens >= 512)
+        .take(6)
+        .collect())
+}
+
 /// An answer as the references count it: the first line, without white space around it.
 pub fn first_line(answer: &str) -> &str {
     answer

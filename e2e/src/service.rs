@@ -204,6 +204,35 @@ impl Service {
         Ok(first_line(content).to_owned())
     }
 
+    /// Prompts that the running pods have read in this precision, by their own count.
+    pub fn prefills(&self, precision: &str) -> anyhow::Result<u64> {
+        let label = format!("precision=\"{precision}\"");
+        let list = self.context.kubectl.get(&[
+            "pods",
+            "--selector",
+            &format!(
+                "mixquant.io/service={},app.kubernetes.io/component=engine",
+                self.name
+            ),
+        ])?;
+        let mut sum = 0;
+        for pod in crate::namespace::names(&list) {
+            let path = format!(
+                "/api/v1/namespaces/{}/pods/{pod}:{}/proxy/metrics",
+                self.context.namespace,
+                mixquant_crds::names::PORT_ADMIN
+            );
+            let page = self.context.kubectl.must(&["get", "--raw", &path])?;
+            let counts = page
+                .lines()
+                .filter(|line| line.starts_with("mixquant_prefill_precision_total{"))
+                .filter(|line| line.contains(&label))
+                .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+            sum += counts.sum::<u64>();
+        }
+        Ok(sum)
+    }
+
     /// Starts the load of the scenarios: 22 requests a second until it is stopped, for at most `duration`. It goes straight to the Service's address.
     pub async fn load(&self, duration: Duration) -> anyhow::Result<load::Running> {
         load::Running::start_when_reachable(load::Plan {

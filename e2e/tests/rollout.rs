@@ -1,4 +1,4 @@
-//! The whole loop on a real cluster: deploy, promote under load, refuse, roll back, survive kills, delete.
+//! The whole loop on a real cluster: deploy, promote under load, refuse, roll back, delete. Kills are in `kills.rs`.
 //!
 //! Each scenario has its own namespace and runs alone (`make e2e` passes `--test-threads=1`): times per token are measured here.
 
@@ -9,6 +9,7 @@ use anyhow::{Context as _, bail, ensure};
 use mixquant_e2e::cluster::{condition, is_true};
 use mixquant_e2e::load::Report;
 use mixquant_e2e::namespace::{Context, with_temp_namespace};
+use mixquant_e2e::prompts::Prompt;
 use mixquant_e2e::service::{NAME, Service, image, revision};
 use mixquant_e2e::{means, operator, prompts};
 use serde_json::{Value, json};
@@ -58,6 +59,17 @@ fn expect_with_number(object: &Value, kind: &str, status: &str) -> anyhow::Resul
     Ok(format!("{reason}: {message}"))
 }
 
+async fn expect_answer(service: &Service, prompt: &Prompt) -> anyhow::Result<()> {
+    let answer = service.ask(prompt).await?;
+    ensure!(
+        answer == prompt.answer,
+        "{}: `{answer}` instead of `{}`",
+        prompt.id,
+        prompt.answer
+    );
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_first_deployment_is_calibrated_verified_and_answers() {
     with_temp_namespace("first", SCENARIO, |context| async move {
@@ -87,15 +99,24 @@ async fn a_first_deployment_is_calibrated_verified_and_answers() {
             "{}",
             object["status"]
         );
-        for prompt in prompts::short()? {
-            let answer = service.ask(&prompt).await?;
-            ensure!(
-                answer == prompt.answer,
-                "{}: `{answer}` instead of `{}`",
-                prompt.id,
-                prompt.answer
-            );
+        let short = prompts::short()?;
+        for prompt in &short {
+            expect_answer(&service, prompt).await?;
         }
+        ensure!(
+            service.prefills("W8A8")? == 0 && service.prefills("BF16")? >= short.len() as u64,
+            "short prompts are read precisely"
+        );
+        let long = prompts::long()?;
+        for prompt in &long {
+            expect_answer(&service, prompt).await?;
+        }
+        ensure!(
+            !long.is_empty() && service.prefills("W8A8")? == long.len() as u64,
+            "{} long prompts were asked and {} were read in INT8",
+            long.len(),
+            service.prefills("W8A8")?
+        );
         Ok(())
     })
     .await;
@@ -263,135 +284,6 @@ fn expect_rollback_evidence(context: &Context) -> anyhow::Result<()> {
     };
     ensure!(line.ends_with(" 1"), "{line}");
     Ok(())
-}
-
-/// What two runs must have in common at the end, whatever happened on the way.
-fn outcome(service: &Service) -> anyhow::Result<Value> {
-    let object = service.get()?;
-    let conditions = object
-        .pointer("/status/conditions")
-        .and_then(Value::as_array)
-        .cloned()
-        .unwrap_or_default();
-    let mut words: Vec<_> = conditions
-        .iter()
-        .map(|found| {
-            (
-                found["type"].to_string(),
-                found["status"].to_string(),
-                found["reason"].to_string(),
-            )
-        })
-        .collect();
-    words.sort();
-    let mut deployments = service.deployments()?;
-    deployments.retain(|deployment| deployment.1 > 0);
-    Ok(json!({
-        "phase": object["status"]["phase"],
-        "conditions": words,
-        "stable": object["status"]["stable"],
-        "canary": object["status"]["canary"],
-        "rollout": object["status"]["rollout"]["stage"],
-        "ready": object["status"]["readyReplicas"],
-        "deployments": deployments.len(),
-    }))
-}
-
-/// First deployment, then a new image; at each of the given moments, once it is seen, the operator is killed.
-async fn run_with_kills(context: Context, moments: &[Moment]) -> anyhow::Result<(Value, usize)> {
-    let service = Service::create(context.clone())?;
-    let mut kills = 0;
-    let mut patched = false;
-    for (name, moment) in moments {
-        if name.starts_with("canary") && !patched {
-            service.kubectl_wait_ready(FIRST).await?;
-            service.patch(&json!({"engine": {"image": image("MIXQUANT_NEXT_ENGINE_IMAGE")?}}))?;
-            patched = true;
-        }
-        service.wait(ROLLOUT, name, moment).await?;
-        operator::kill(&context.cluster).await?;
-        kills += 1;
-    }
-    if !patched {
-        service.kubectl_wait_ready(FIRST).await?;
-        service.patch(&json!({"engine": {"image": image("MIXQUANT_NEXT_ENGINE_IMAGE")?}}))?;
-    }
-    let next = image("MIXQUANT_NEXT_ENGINE_IMAGE")?;
-    service
-        .wait(ROLLOUT, "promoted", |object| {
-            object["status"]["stable"]["image"] == next && is_true(object, "Ready")
-        })
-        .await?;
-    // Ready comes before the last pod of the old revision is gone.
-    service
-        .wait(ROLLOUT, "at rest", |object| {
-            object["status"]["rollout"].is_null()
-        })
-        .await?;
-    Ok((outcome(&service)?, kills))
-}
-
-fn stage_is(object: &Value, stage: &str) -> bool {
-    object["status"]["rollout"]["stage"] == stage
-}
-
-/// When a run is disturbed: a name, and how the service's status shows it.
-type Moment = (&'static str, fn(&Value) -> bool);
-
-const MOMENTS: [Moment; 6] = [
-    ("calibrating", |object| {
-        object["status"]["phase"] == "Calibrating"
-    }),
-    ("deploying", |object| {
-        object["status"]["phase"] == "Deploying"
-    }),
-    ("canary starting", |object| stage_is(object, "Starting")),
-    ("canary at its first step", |object| {
-        stage_is(object, "Stepping") && object["status"]["rollout"]["step"] == 0
-    }),
-    ("canary at its second step", |object| {
-        stage_is(object, "Stepping") && object["status"]["rollout"]["step"] == 1
-    }),
-    ("canary being promoted", |object| {
-        stage_is(object, "Promoting")
-    }),
-];
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_operator_killed_at_six_points_ends_where_an_undisturbed_one_does() {
-    with_temp_namespace("undisturbed", SCENARIO, |quiet| async move {
-        let (expected, _) = run_under_load(quiet.clone(), &[]).await?;
-        with_temp_namespace("killed", SCENARIO, |context| async move {
-            let (actual, kills) = run_under_load(context, &MOMENTS).await?;
-            ensure!(kills == MOMENTS.len(), "only {kills} kills");
-            ensure!(
-                actual == expected,
-                "killed: {actual:#}\nundisturbed: {expected:#}"
-            );
-            Ok(())
-        })
-        .await;
-        Ok(())
-    })
-    .await;
-}
-
-/// The rollout needs samples, so requests flow as soon as the service has an address.
-async fn run_under_load(
-    context: Context,
-    moments: &'static [Moment],
-) -> anyhow::Result<(Value, usize)> {
-    let service = Service::at(context.clone(), NAME);
-    let mut run = tokio::spawn(run_with_kills(context, moments));
-    tokio::select! {
-        early = &mut run => return early?,
-        available = service.wait(FIRST, "available", |object| is_true(object, "Available")) => available?,
-    };
-    let load = service.load(SCENARIO).await?;
-    let result = run.await?;
-    let report = load.stop().await;
-    ensure!(report.failed == 0, "{report}");
-    result
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
