@@ -7,7 +7,7 @@ use mixquant_crds::MixQuantServiceStatus;
 use mixquant_crds::status::{Reason, RevisionStatus, RolloutStage};
 
 use super::{Decisions, Measured, World};
-use crate::action::{Action, DeploymentRequest, JobRequest, NewRevision, ObjectRef};
+use crate::action::{Action, DeploymentRequest, Event, JobRequest, NewRevision, ObjectRef};
 use crate::canary;
 use crate::observed::{FrozenRevision, JobState, Kind, ObjectName, ObservedDeployment, Traffic};
 use crate::revision::{freeze_again, object_name};
@@ -143,15 +143,18 @@ fn wanted_job(
         actions.push(Action::Delete(old.clone()));
     } else if !world.observed.jobs.iter().any(|seen| seen.name == job.name) {
         let object = name(Kind::Job, job.name.clone());
+        let started = Action::Publish(Event {
+            warning: false,
+            reason: Reason::Calibrating,
+            note: format!("Job {} starts", job.name),
+        });
+        let foreign = world.is_foreign(&object);
         let action = Action::ApplyJob(job.clone());
-        if !world.is_foreign(&object) {
-            decisions.tell(
-                false,
-                Reason::Calibrating,
-                format!("Job {} starts", job.name),
-            );
-        }
         push(world, decisions, actions, (object, action));
+        // After its effect: a Job that a quota refuses does not start, however often it is tried.
+        if !foreign {
+            actions.push(started);
+        }
     }
 }
 

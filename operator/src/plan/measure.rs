@@ -72,7 +72,7 @@ pub(super) fn measure(world: &World<'_>, decisions: &mut Decisions) -> Measured 
     let (calibration_data, evaluation_data) = match data(world) {
         Ok(data) => data,
         Err(measured) => {
-            forget_old_failures(world, decisions, &[]);
+            // Which Jobs would be wanted is not known, so no failure is forgotten: a failed Job of theirs would be taken for a new answer.
             decisions.wake.push(LOOK_AGAIN);
             return *measured;
         }
