@@ -27,7 +27,7 @@ fn mixed() -> Model {
     plan.kv_cache.sink_tokens = 4;
     plan.kv_cache.recent_tokens = 16;
     let thresholds =
-        vec![vec![0.01; model.config().num_key_value_heads]; model.config().num_hidden_layers];
+        vec![vec![1.0; model.config().num_key_value_heads]; model.config().num_hidden_layers];
     let quantised = model.quantise_linears();
     model
         .attach(quantised, Some(Importance { thresholds }), plan)

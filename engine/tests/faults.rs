@@ -31,7 +31,7 @@ fn artifact(out: &Path) -> PathBuf {
         sequence_length: 128,
         evaluation_data: None,
         evaluation_samples: Some(1),
-        evaluation_sequence_length: 64,
+        evaluation_sequence_length: 128,
         expected_model: None,
     };
     let report = calibrate::run(&options, &Progress::hidden()).unwrap();
@@ -71,7 +71,7 @@ fn open(model: &Path, artifact: &Path) -> Model {
     model
 }
 
-/// Inverts one bit of one byte: the sign of a tensor's first number in a safetensors file.
+/// Inverts one bit of one byte: a high one of a tensor's first number in a safetensors file.
 fn damage(path: &Path, tensor: &str, bytes_per_number: usize) {
     let mut file = fs::read(path).unwrap();
     let header_bytes = usize::try_from(u64::from_le_bytes(file[..8].try_into().unwrap())).unwrap();
@@ -79,7 +79,7 @@ fn damage(path: &Path, tensor: &str, bytes_per_number: usize) {
     let start = usize::try_from(header[tensor]["data_offsets"][0].as_u64().unwrap()).unwrap()
         + 8
         + header_bytes;
-    file[start + bytes_per_number - 1] ^= 0x80;
+    file[start + bytes_per_number - 1] ^= 0x40;
     fs::write(path, file).unwrap();
 }
 
