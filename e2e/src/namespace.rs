@@ -109,10 +109,13 @@ async fn create(cluster: Cluster, name: &str) -> anyhow::Result<Context> {
 }
 
 fn remove(context: &Context) -> anyhow::Result<()> {
-    context
-        .cluster
-        .kubectl
-        .must(&["delete", "namespace", &context.namespace, "--wait=false"])?;
+    context.cluster.kubectl.must(&[
+        "delete",
+        "namespace",
+        &context.namespace,
+        "--request-timeout=0",
+        "--timeout=120s",
+    ])?;
     // Volumes belong to no namespace; the scenario's own carry its name.
     let selector = format!("mixquant.io/e2e-namespace={}", context.namespace);
     context.cluster.kubectl.must(&[

@@ -41,7 +41,9 @@ async fn at_rest_the_operator_writes_nothing_but_its_lease() {
                 service.kubectl_wait_ready(Duration::from_mins(4)).await?;
             }
             // A status may follow Ready once more (the last pod of a Job that leaves); a quiet interval begins when the object stops changing.
-            settled(&services[0]).await?;
+            for service in &services {
+                settled(service).await?;
+            }
             let since = Timestamp::now().to_string();
             tokio::time::sleep(Duration::from_secs(seconds)).await;
             let writes = operator::writes_since(&context.cluster, &since)?;

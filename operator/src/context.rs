@@ -53,6 +53,8 @@ struct Memory {
     references: BTreeSet<Referenced>,
     phase: Option<String>,
     failures: u32,
+    /// Its namespace is being deleted, which nothing can undo.
+    leaving: bool,
 }
 
 /// Shared by all passes.
@@ -101,6 +103,7 @@ impl Context {
         ]
         .map(|name| Referenced::Claim(name.clone()));
         self.remember(key, |memory| {
+            memory.leaving &= memory.uid == uid;
             uid.clone_into(&mut memory.uid);
             memory.references = data.into_iter().chain(claims).collect();
         });
@@ -138,6 +141,16 @@ impl Context {
             self.scraper.set_window(&memory.uid, None);
             self.metrics.forget(&key.labels(), memory.phase.as_deref());
         }
+    }
+
+    /// The service's namespace is being deleted: there is nothing left to do for it.
+    pub fn leaves(&self, key: &ServiceKey) {
+        self.remember(key, |memory| memory.leaving = true);
+    }
+
+    /// Whether that was said of this service (and not of one that had its name before).
+    pub fn is_leaving(&self, key: &ServiceKey, uid: &str) -> bool {
+        self.remember(key, |memory| memory.leaving && memory.uid == uid)
     }
 
     /// A pass ended well.

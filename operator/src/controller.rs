@@ -100,7 +100,8 @@ async fn pass(key: &ServiceKey, context: &Context) -> Result<Action, Error> {
         context.forget(key);
         return Ok(Action::await_change());
     };
-    if stored.metadata.deletion_timestamp.is_some() {
+    let uid = stored.metadata.uid.as_deref().unwrap_or_default();
+    if stored.metadata.deletion_timestamp.is_some() || context.is_leaving(key, uid) {
         // Everything that was made carries an owner reference: the garbage collector removes it.
         return Ok(Action::await_change());
     }
@@ -114,6 +115,10 @@ async fn pass(key: &ServiceKey, context: &Context) -> Result<Action, Error> {
     let uid = target.owner.uid.clone();
     context.remember_references(key, &uid, &target.service.spec);
     let done = advance(context, &mut target).await;
+    if let Err(Error::NamespaceLeaving { .. }) = &done {
+        context.leaves(key);
+        return Ok(Action::await_change());
+    }
     if let Err(error) = &done
         && error.is_refusal()
     {

@@ -34,6 +34,12 @@ pub enum Error {
         /// The server's own words.
         message: String,
     },
+    /// The namespace is being deleted: nothing can be made in it any more, and the service goes with it.
+    #[error("{call}: its namespace is being deleted")]
+    NamespaceLeaving {
+        /// The call.
+        call: Call,
+    },
     /// The API could not be asked, or its answer could not be read.
     #[error("{call}: {source}")]
     Unreachable {
@@ -89,6 +95,9 @@ impl Error {
     /// The error that `source` is, of `call`.
     pub fn of(call: Call, source: kube::Error) -> Self {
         match source {
+            kube::Error::Api(status) if is_about_a_leaving_namespace(&status) => {
+                Self::NamespaceLeaving { call }
+            }
             kube::Error::Api(status) => Self::Refused {
                 call,
                 code: status.code,
@@ -114,7 +123,7 @@ impl Error {
             Self::Unreachable { .. } => "Unreachable",
             Self::Timeout { .. } => "Timeout",
             Self::Foreign { .. } => "Foreign",
-            Self::Leaving { .. } => "Leaving",
+            Self::Leaving { .. } | Self::NamespaceLeaving { .. } => "Leaving",
             Self::NotLeading => "NotLeading",
             Self::InvalidSpec => "InvalidSpec",
             Self::Panicked => "Panicked",
@@ -132,6 +141,7 @@ impl Error {
             Self::Unreachable { .. }
             | Self::Timeout { .. }
             | Self::Leaving { .. }
+            | Self::NamespaceLeaving { .. }
             | Self::NotLeading
             | Self::InvalidSpec
             | Self::Panicked
@@ -144,6 +154,14 @@ impl Error {
     pub fn is_conflict(&self) -> bool {
         matches!(self, Self::Refused { code: 409, .. })
     }
+}
+
+/// The API marks this refusal: only creations meet it, with code 403.
+fn is_about_a_leaving_namespace(status: &kube::core::Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    causes
+        .into_iter()
+        .any(|cause| cause.reason == "NamespaceTerminating")
 }
 
 /// A server's message as one line of bounded length, for conditions and Events.
@@ -182,6 +200,30 @@ mod tests {
         for code in [404, 409, 429, 500, 503, 504] {
             assert!(!refused(code).is_refusal(), "{code}");
         }
+    }
+
+    #[test]
+    fn a_leaving_namespace_is_told_from_other_refusals_by_its_cause() {
+        let refusal = |cause: &str| {
+            let status = serde_json::json!({
+                "status": "Failure", "code": 403, "reason": "Forbidden",
+                "message": "unable to create new content in namespace x because it is being terminated",
+                "details": {"name": "chat", "kind": "services", "causes": [{"reason": cause, "field": "metadata.namespace"}]},
+            });
+            let status: kube::core::Status = serde_json::from_value(status).unwrap();
+            let call = Call {
+                verb: "apply",
+                kind: "Service".into(),
+                name: "chat".into(),
+            };
+            Error::of(call, kube::Error::Api(Box::new(status)))
+        };
+        let leaving = refusal("NamespaceTerminating");
+        assert!(matches!(leaving, Error::NamespaceLeaving { .. }) && !leaving.is_refusal());
+        assert!(matches!(
+            refusal("FieldManagerConflict"),
+            Error::Refused { code: 403, .. }
+        ));
     }
 
     #[test]
