@@ -71,3 +71,7 @@ test-long: ## The long forms of the engine's tests: whole reference files, slow 
 .PHONY: check-generated
 check-generated: ## The committed CRD is what the types say; UPDATE_EXPECT=1 rewrites it
 	cargo test -q -p mixquant-crds --features kube --test generated
+
+.PHONY: golden
+golden: ## Remake the engine's goldens with torch and transformers from PyPI; not for CI
+	@scripts/golden

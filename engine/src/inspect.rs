@@ -158,14 +158,17 @@ fn parameters(config: &Config) -> u64 {
     );
     let attention = hidden * (query + 2 * kv)
         + query * hidden
-        + if config.attention_bias {
-            query + 2 * kv + hidden
+        + if config.qkv_bias { query + 2 * kv } else { 0 }
+        + if config.output_bias { hidden } else { 0 }
+        + if config.qk_norm {
+            2 * config.head_dim
         } else {
             0
         };
+    let norms = if config.post_norms { 4 } else { 2 } * hidden;
     let mlp = 3 * hidden * ffn + if config.mlp_bias { 2 * ffn + hidden } else { 0 };
     let embeddings = config.vocab_size * hidden * if config.tie_word_embeddings { 1 } else { 2 };
-    (embeddings + config.num_hidden_layers * (attention + mlp + 2 * hidden) + hidden) as u64
+    (embeddings + config.num_hidden_layers * (attention + mlp + norms) + hidden) as u64
 }
 
 fn safetensors_bytes(directory: &Path) -> Result<u64> {

@@ -10,6 +10,7 @@ pub mod cli;
 pub mod dataset;
 pub mod detokenize;
 pub mod error;
+pub mod formats;
 pub mod health;
 pub mod inspect;
 pub mod job;

@@ -147,7 +147,7 @@ const CASES: &[(&str, &str, &str)] = &[
     ),
     (
         "quantization_config",
-        r#"{"quant_method": "gptq"}"#,
+        r#"{"quant_method": "gptq", "bits": 4}"#,
         "quantised already",
     ),
 ];

@@ -84,6 +84,24 @@ pub trait Backend: Debug + Send + Sync {
     /// `gate = silu(gate) * up`.
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]);
 
+    /// `gate = gelu(gate) * up` by the tanh approximation: `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`.
+    fn gelu_mul(&self, gate: &mut [f32], up: &[f32]) {
+        /// The root of 2 / pi.
+        const ROOT: f32 = 0.797_884_6;
+        for (gate, up) in gate.iter_mut().zip(up) {
+            let x = *gate;
+            let bent = (ROOT * (x + 0.044_715 * x * x * x)).tanh();
+            *gate = 0.5 * x * (1.0 + bent) * up;
+        }
+    }
+
+    /// `x = cap * tanh(x / cap)`, `cap` above 0.
+    fn soft_cap(&self, values: &mut [f32], cap: f32) {
+        for value in values {
+            *value = cap * (*value / cap).tanh();
+        }
+    }
+
     /// Rounds to the nearest BF16 value, ties to even; the result stays FP32.
     fn round_bf16(&self, values: &mut [f32]);
 

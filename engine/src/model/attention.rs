@@ -32,6 +32,28 @@ pub(super) struct Shape {
     /// Query heads a KV head.
     pub(super) group: usize,
     pub(super) head_dim: usize,
+    /// What scores are multiplied by.
+    pub(super) scale: f32,
+    /// Scores are bent below this.
+    pub(super) cap: Option<f32>,
+    /// How many tokens a token sees, itself included; `None` is all.
+    pub(super) window: Option<usize>,
+}
+
+impl Shape {
+    /// The first key that the token at `position` sees.
+    fn first_seen(&self, position: usize) -> usize {
+        self.window
+            .map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+
+    /// How many of the tokens `start..end` see the key at `position`.
+    fn seen_by(&self, position: usize, start: usize, end: usize) -> usize {
+        let last = self
+            .window
+            .map_or(end, |window| end.min(position.saturating_add(window)));
+        last.saturating_sub(position.max(start))
+    }
 }
 
 /// The work of one chunk on one KV head.
@@ -60,6 +82,7 @@ impl Task<'_> {
             kv_heads,
             group,
             head_dim,
+            ..
         } = self.shape;
         let start = self.head.len();
         let (own, width) = (self.kv_head * head_dim, kv_heads * head_dim);
@@ -85,7 +108,8 @@ impl Task<'_> {
         });
     }
 
-    /// Answers the queries of a few tokens. All rows see the keys up to the last token's; weights of keys that a row may not see are 0.
+    /// Answers the queries of a few tokens. All rows see the keys up to the last token's; weights of keys that a row may not see, because they
+    /// come later or left its window, are 0.
     fn tile(
         &mut self,
         backend: &dyn Backend,
@@ -113,14 +137,20 @@ impl Task<'_> {
             visible,
             &mut weights[quantised..],
         );
+        if let Some(cap) = self.shape.cap {
+            backend.soft_cap(weights, cap);
+        }
         for (row, weights) in weights.chunks_exact_mut(visible).enumerate() {
-            let (seen, hidden) = weights.split_at_mut(start + tokens.start + row / group + 1);
+            let position = start + tokens.start + row / group;
+            let first = self.shape.first_seen(position);
+            let (seen, hidden) = weights.split_at_mut(position + 1);
+            let (left, seen) = seen.split_at_mut(first);
             backend.softmax(seen);
             hidden.fill(0.0);
+            left.fill(0.0);
             if self.watch {
                 let visible = seen.len() as u64;
-                scratch
-                    .received
+                scratch.received[first..]
                     .iter_mut()
                     .zip(seen)
                     .for_each(|(sum, weight)| Received::add(sum, *weight, visible));
@@ -135,9 +165,10 @@ impl Task<'_> {
         );
     }
 
-    /// Tells the cache what each key received. Key `j` was seen by the queries of all tokens from `j` on.
+    /// Tells the cache what each key received. Key `j` was seen by the queries of all tokens from `j` on whose window reaches it.
     fn count(&mut self, weights: &[u64], start: usize, tokens: usize) {
-        let seen_by = |key: usize| (tokens - key.saturating_sub(start)) * self.shape.group;
+        let shape = self.shape;
+        let seen_by = |key: usize| shape.seen_by(key, start, start + tokens) * shape.group;
         let received = weights.iter().enumerate().map(|(key, weight)| Received {
             weight: *weight,
             seen_by: seen_by(key) as u64,
@@ -146,18 +177,15 @@ impl Task<'_> {
         self.head.receive(&self.received);
     }
 
-    /// The queries over the root of the head's width, and again rotated when there are quantised keys to meet.
+    /// The queries times the scale of scores, and again rotated when there are quantised keys to meet.
     fn scaled_queries(&self, scratch: &mut Scratch, tokens: Range<usize>) {
         let Shape {
             kv_heads,
             group,
             head_dim,
+            scale,
+            ..
         } = self.shape;
-        #[expect(
-            clippy::cast_precision_loss,
-            reason = "a head has at most 1,024 channels"
-        )]
-        let scale = 1.0 / (head_dim as f32).sqrt();
         let own = group * head_dim;
         scratch.queries.clear();
         scratch.rotated.clear();
@@ -174,5 +202,44 @@ impl Task<'_> {
                 .chunks_exact_mut(head_dim)
                 .for_each(hadamard::rotate);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_counts_the_token_itself_and_both_directions_agree() {
+        for window in [None, Some(1), Some(3), Some(100)] {
+            let shape = Shape {
+                kv_heads: 1,
+                group: 1,
+                head_dim: 2,
+                scale: 1.0,
+                cap: None,
+                window,
+            };
+            let (start, end) = (4, 9);
+            for key in 0..end {
+                let seeing = (start..end)
+                    .filter(|position| (shape.first_seen(*position)..=*position).contains(&key));
+                assert_eq!(
+                    shape.seen_by(key, start, end),
+                    seeing.count(),
+                    "{window:?} {key}"
+                );
+            }
+        }
+        let shape = |window| Shape {
+            kv_heads: 1,
+            group: 1,
+            head_dim: 2,
+            scale: 1.0,
+            cap: None,
+            window,
+        };
+        assert_eq!(shape(Some(1)).first_seen(7), 7);
+        assert_eq!(shape(Some(3)).first_seen(7), 5);
     }
 }

@@ -1,9 +1,12 @@
 //! One forward: embedding, blocks, head. Each chunk is a sequence's next tokens; linears run over the rows of all chunks at once.
 
+use std::ops::Range;
+
 use mixquant_crds::DecodeScheme;
 use rayon::prelude::*;
 
 use super::attention::{Shape, Task};
+use super::config::Activation;
 use super::linear::{Input, linear, matmul};
 use super::weights::Layer;
 use super::workspace::Int8Buffer;
@@ -116,25 +119,42 @@ impl Model {
 
     /// Fills the residual stream and the rotations of all positions.
     fn embed(&self, chunks: &[Chunk<'_>], ws: &mut Workspace) {
-        let (hidden, half) = (self.config.hidden_size, self.rope.half());
+        let (hidden, half) = (self.config.hidden_size, self.config.head_dim / 2);
         let tokens: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
         ws.x.resize(tokens * hidden, 0.0);
-        ws.cos.resize(tokens * half, 0.0);
-        ws.sin.resize(tokens * half, 0.0);
-        let ids = chunks
+        ws.cos.resize(self.ropes.len() * tokens * half, 0.0);
+        ws.sin.resize(self.ropes.len() * tokens * half, 0.0);
+        let ids = || {
+            let chunks = chunks.iter();
+            chunks.flat_map(|chunk| chunk.tokens.iter().zip(chunk.cache.len()..))
+        };
+        for ((id, _), row) in ids().zip(ws.x.chunks_exact_mut(hidden)) {
+            let id = usize::try_from(*id).expect("ids are below the vocabulary's size");
+            self.weights.embedding.copy_row(id, row);
+            if let Some(scale) = self.config.embedding_scale {
+                for x in row {
+                    *x *= scale;
+                }
+            }
+        }
+        let positions = self
+            .ropes
             .iter()
-            .flat_map(|chunk| chunk.tokens.iter().zip(chunk.cache.len()..));
+            .flat_map(|rope| ids().map(move |(_, position)| (rope, position)));
         let rotations = ws
             .cos
             .chunks_exact_mut(half)
             .zip(ws.sin.chunks_exact_mut(half));
-        for (((id, position), row), (cos, sin)) in
-            ids.zip(ws.x.chunks_exact_mut(hidden)).zip(rotations)
-        {
-            let id = usize::try_from(*id).expect("ids are below the vocabulary's size");
-            self.weights.embedding.copy_row(id, row);
-            self.rope.angles(position, cos, sin);
+        for ((rope, position), (cos, sin)) in positions.zip(rotations) {
+            rope.angles(position, cos, sin);
         }
+    }
+
+    /// Where the rotations of a layer lie in the workspace.
+    fn rotations(&self, layer: usize, tokens: usize) -> Range<usize> {
+        let len = tokens * self.config.head_dim / 2;
+        let own = usize::from(self.ropes.len() > 1 && self.config.windows[layer].is_some());
+        own * len..(own + 1) * len
     }
 
     fn attend(
@@ -160,24 +180,24 @@ impl Model {
         linear(backend, &layer.q, input, &mut ws.scratch, &mut ws.query);
         linear(backend, &layer.k, input, &mut ws.scratch, &mut ws.key);
         linear(backend, &layer.v, input, &mut ws.scratch, &mut ws.value);
-        rotate(
-            backend,
-            (&ws.cos, &ws.sin),
-            self.rope.half(),
-            query_width,
-            &mut ws.query,
+        if let Some(norms) = &layer.head_norms {
+            self.norm_in_place(&mut ws.query, &norms.query);
+            self.norm_in_place(&mut ws.key, &norms.key);
+        }
+        let own = self.rotations(index, tokens);
+        let (angles, half) = (
+            (&ws.cos[own.clone()], &ws.sin[own]),
+            self.config.head_dim / 2,
         );
-        rotate(
-            backend,
-            (&ws.cos, &ws.sin),
-            self.rope.half(),
-            kv_width,
-            &mut ws.key,
-        );
+        rotate(backend, angles, half, query_width, &mut ws.query);
+        rotate(backend, angles, half, kv_width, &mut ws.key);
         self.heads(index, chunks, ws, tap);
         let input = arithmetic.prepare(backend, &mut ws.input, query_width, &mut ws.int8);
         ws.update.resize(tokens * hidden, 0.0);
         linear(backend, &layer.o, input, &mut ws.scratch, &mut ws.update);
+        if let Some(norm) = &layer.attention_post_norm {
+            self.norm_in_place(&mut ws.update, norm);
+        }
         add(&mut ws.x, &ws.update);
     }
 
@@ -196,6 +216,9 @@ impl Model {
             kv_heads: config.num_key_value_heads,
             group,
             head_dim: config.head_dim,
+            scale: config.query_scale,
+            cap: config.attention_cap,
+            window: config.windows[layer],
         };
         let own = group * config.head_dim;
         ws.heads.resize(ws.query.len(), 0.0);
@@ -254,7 +277,7 @@ impl Model {
         let backend = self.backend;
         let (hidden, ffn) = (self.config.hidden_size, self.config.intermediate_size);
         let tokens = ws.x.len() / hidden;
-        self.norm(&ws.x, &layer.post_attention_norm, &mut ws.input);
+        self.norm(&ws.x, &layer.mlp_norm, &mut ws.input);
         ws.gate.resize(tokens * ffn, 0.0);
         ws.up.resize(tokens * ffn, 0.0);
         let input = arithmetic.prepare(backend, &mut ws.input, hidden, &mut ws.int8);
@@ -264,10 +287,16 @@ impl Model {
             .gate
             .par_chunks_mut(ROWS * ffn)
             .zip(ws.up.par_chunks(ROWS * ffn));
-        rows.for_each(|(gate, up)| backend.silu_mul(gate, up));
+        rows.for_each(|(gate, up)| match self.config.activation {
+            Activation::Silu => backend.silu_mul(gate, up),
+            Activation::GeluTanh => backend.gelu_mul(gate, up),
+        });
         let input = arithmetic.prepare(backend, &mut ws.gate, ffn, &mut ws.int8);
         ws.update.resize(tokens * hidden, 0.0);
         linear(backend, &layer.down, input, &mut ws.scratch, &mut ws.update);
+        if let Some(norm) = &layer.mlp_post_norm {
+            self.norm_in_place(&mut ws.update, norm);
+        }
         add(&mut ws.x, &ws.update);
     }
 
@@ -305,6 +334,11 @@ impl Model {
                 &mut ws.logits,
             );
         }
+        if let Some(cap) = self.config.logit_cap {
+            ws.logits
+                .par_chunks_mut(self.config.vocab_size)
+                .for_each(|row| self.backend.soft_cap(row, cap));
+        }
     }
 
     fn norm(&self, x: &[f32], weight: &[f32], dst: &mut Vec<f32>) {
@@ -317,6 +351,19 @@ impl Model {
             for (dst, x) in dst.chunks_exact_mut(width).zip(x.chunks_exact(width)) {
                 self.backend
                     .rms_norm(x, weight, self.config.rms_norm_eps, dst);
+            }
+        });
+    }
+
+    /// Norms each part of `weight`'s width: a row, or the heads of one.
+    fn norm_in_place(&self, x: &mut [f32], weight: &[f32]) {
+        let width = weight.len();
+        x.par_chunks_mut(ROWS * width).for_each(|parts| {
+            let mut before = vec![0.0; width];
+            for part in parts.chunks_exact_mut(width) {
+                before.copy_from_slice(part);
+                self.backend
+                    .rms_norm(&before, weight, self.config.rms_norm_eps, part);
             }
         });
     }

@@ -1,4 +1,4 @@
-//! The Llama family on the CPU: opens a Hugging Face directory and computes logits by the plan.
+//! Decoder-only transformers on the CPU, all families through one graph: opens a Hugging Face directory and computes logits by the plan.
 //!
 //! Called by the worker, by calibration and by verification. It never samples, never tokenises and never decides what to run.
 
@@ -75,7 +75,8 @@ pub struct Model {
     digest: Digest,
     plan: PrecisionPlan,
     weights: Weights,
-    rope: Rope,
+    /// Of layers that see the whole context, and then of those with a window where they have their own.
+    ropes: Vec<Rope>,
     importance: Option<Arc<Importance>>,
     backend: &'static dyn Backend,
 }
@@ -87,12 +88,22 @@ impl Model {
     /// The file or tensor that cannot be used, and what to do about it.
     pub fn open(directory: &Path) -> Result<Self> {
         let config = Config::read(directory)?;
+        if let Some(format) = &config.format {
+            return Err(Error::model(format!(
+                "config.json: the checkpoint is quantised already ({}): use the unquantised checkpoint, MixQuant quantises it itself",
+                format.name()
+            )));
+        }
         let checkpoint = Checkpoint::open(directory)?;
         let mut weights = Weights::open(&checkpoint, &config)?;
         let digest = digest::of_model(directory, &checkpoint)?;
         weights.round(true);
         Ok(Self {
-            rope: Rope::new(&config),
+            ropes: [Some(&config.rope), config.local_rope.as_ref()]
+                .into_iter()
+                .flatten()
+                .map(|parameters| Rope::new(parameters, config.head_dim))
+                .collect(),
             config,
             digest,
             plan: PrecisionPlan::precise(DecodeScheme::BF16),

@@ -1,6 +1,6 @@
 //! Rotary positions: the angles of each position, with the scalings of the Llama family.
 
-use super::config::{Config, RopeScaling};
+use super::config::{RopeParameters, RopeScaling};
 
 /// `[head_dim / 2]` angles a position step, as Hugging Face computes them (in FP32).
 #[derive(Debug)]
@@ -9,17 +9,14 @@ pub(super) struct Rope {
 }
 
 impl Rope {
-    pub(super) fn new(config: &Config) -> Self {
-        let half = config.head_dim / 2;
-        let frequencies = (0..half)
-            .map(|pair| scale(frequency(config, pair), config.rope_scaling))
+    pub(super) fn new(parameters: &RopeParameters, head_dim: usize) -> Self {
+        let frequencies = (0..head_dim / 2)
+            .map(|pair| {
+                let plain = frequency(parameters.theta, pair, head_dim);
+                scale(plain, pair, &parameters.scaling)
+            })
             .collect();
         Self { frequencies }
-    }
-
-    /// Pairs a head.
-    pub(super) fn half(&self) -> usize {
-        self.frequencies.len()
     }
 
     /// Writes the cosines and sines of one position.
@@ -36,10 +33,8 @@ impl Rope {
     clippy::cast_possible_truncation,
     reason = "small sizes; the reference keeps frequencies in FP32"
 )]
-fn frequency(config: &Config, pair: usize) -> f32 {
-    (1.0 / config
-        .rope_theta
-        .powf(2.0 * pair as f64 / config.head_dim as f64)) as f32
+fn frequency(theta: f64, pair: usize, head_dim: usize) -> f32 {
+    (1.0 / theta.powf(2.0 * pair as f64 / head_dim as f64)) as f32
 }
 
 /// Formulas: `transformers/modeling_rope_utils.py`.
@@ -47,11 +42,12 @@ fn frequency(config: &Config, pair: usize) -> f32 {
     clippy::cast_possible_truncation,
     reason = "the reference keeps frequencies in FP32"
 )]
-fn scale(frequency: f32, scaling: RopeScaling) -> f32 {
+fn scale(frequency: f32, pair: usize, scaling: &RopeScaling) -> f32 {
     let plain = f64::from(frequency);
-    let scaled = match scaling {
+    let scaled = match *scaling {
         RopeScaling::Default => plain,
         RopeScaling::Linear { factor } => plain / factor,
+        RopeScaling::Factors(ref factors) => plain / f64::from(factors[pair]),
         RopeScaling::Llama3 {
             factor,
             low_freq_factor,
@@ -78,7 +74,7 @@ mod tests {
 
     #[test]
     fn linear_scaling_stretches_every_angle() {
-        assert!((scale(0.5, RopeScaling::Linear { factor: 4.0 }) - 0.125).abs() < 1e-9);
+        assert!((scale(0.5, 0, &RopeScaling::Linear { factor: 4.0 }) - 0.125).abs() < 1e-9);
     }
 
     #[test]
@@ -90,10 +86,10 @@ mod tests {
             original_max_position_embeddings: 8192.0,
         };
         // 8192 / (2 pi / f) turns: 1303.8 at f = 1 (kept), 0.13 at f = 1e-4 (divided), 2 at f = 0.001534 (one third of the way).
-        assert!((scale(1.0, llama3) - 1.0).abs() < 1e-7);
-        assert!((scale(1e-4, llama3) - 1.25e-5).abs() < 1e-10);
+        assert!((scale(1.0, 0, &llama3) - 1.0).abs() < 1e-7);
+        assert!((scale(1e-4, 0, &llama3) - 1.25e-5).abs() < 1e-10);
         let f = 2.0 * std::f32::consts::TAU / 8192.0;
         let expected = f * (2.0 / 3.0 / 8.0 + 1.0 / 3.0);
-        assert!((scale(f, llama3) - expected).abs() < 1e-8);
+        assert!((scale(f, 0, &llama3) - expected).abs() < 1e-8);
     }
 }

@@ -51,6 +51,22 @@ impl Storage {
         }
     }
 
+    /// The numbers of this range.
+    fn part(&self, range: Range<usize>) -> Self {
+        let bytes =
+            |start: usize, size: usize| start + range.start * size..start + range.end * size;
+        match self {
+            Self::MappedBf16(map, own) => {
+                Self::MappedBf16(Arc::clone(map), bytes(own.start, size_of::<bf16>()))
+            }
+            Self::MappedF32(map, own) => {
+                Self::MappedF32(Arc::clone(map), bytes(own.start, size_of::<f32>()))
+            }
+            Self::Bf16(values) => Self::Bf16(values[range].to_vec()),
+            Self::F32(values) => Self::F32(values[range].to_vec()),
+        }
+    }
+
     fn values(&self) -> Values<'_> {
         match self {
             Self::MappedBf16(map, range) => Values::Bf16(bytemuck::cast_slice(&map[range.clone()])),
@@ -78,6 +94,13 @@ impl Tensor {
             shape,
             rounded: None,
         }
+    }
+
+    /// The matrix of some of the rows.
+    pub(super) fn rows(&self, rows: Range<usize>) -> Self {
+        let columns = self.shape[1];
+        let storage = self.storage.part(rows.start * columns..rows.end * columns);
+        Self::new(storage, vec![rows.len(), columns])
     }
 
     /// The numbers as stored.

@@ -1,4 +1,6 @@
-//! A Llama's weights: which tensors there are, under which names, with which shapes.
+//! A model's weights: which tensors there are, under which names, with which shapes.
+
+use std::ops::Range;
 
 use super::checkpoint::Checkpoint;
 use super::config::Config;
@@ -25,11 +27,24 @@ pub(super) struct Layer {
     pub(super) q: Linear,
     pub(super) k: Linear,
     pub(super) v: Linear,
+    pub(super) head_norms: Option<HeadNorms>,
     pub(super) o: Linear,
-    pub(super) post_attention_norm: Vec<f32>,
+    /// Behind attention.
+    pub(super) attention_post_norm: Option<Vec<f32>>,
+    /// In front of the MLP.
+    pub(super) mlp_norm: Vec<f32>,
     pub(super) gate: Linear,
     pub(super) up: Linear,
     pub(super) down: Linear,
+    /// Behind the MLP.
+    pub(super) mlp_post_norm: Option<Vec<f32>>,
+}
+
+/// Norms of each head's queries and keys, `[head_dim]`.
+#[derive(Debug)]
+pub(super) struct HeadNorms {
+    pub(super) query: Vec<f32>,
+    pub(super) key: Vec<f32>,
 }
 
 /// All of them.
@@ -42,27 +57,89 @@ pub(super) struct Weights {
     pub(super) head: Option<Tensor>,
 }
 
-impl Linear {
-    fn open(checkpoint: &Checkpoint, name: String, shape: [usize; 2], bias: bool) -> Result<Self> {
-        let [out_features, in_features] = shape;
-        let weight = checkpoint.tensor(&format!("{name}.weight"), &shape)?;
-        let bias = if bias {
-            Some(
-                checkpoint
-                    .tensor(&format!("{name}.bias"), &shape[..1])?
-                    .to_f32(),
-            )
-        } else {
-            None
-        };
-        Ok(Self {
+/// A norm's weights as the graph multiplies by them.
+fn open_norm(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    name: &str,
+    width: usize,
+) -> Result<Vec<f32>> {
+    let mut weight = checkpoint.tensor(name, &[width])?.to_f32();
+    if config.norm_offset != 0.0 {
+        for x in &mut weight {
+            *x += config.norm_offset;
+        }
+    }
+    Ok(weight)
+}
+
+/// Finds the linears of one layer.
+struct Finder<'a> {
+    checkpoint: &'a Checkpoint,
+    /// Such as `model.layers.0.self_attn`.
+    module: String,
+    in_features: usize,
+}
+
+impl Finder<'_> {
+    /// One linear.
+    fn one(&self, name: &str, out_features: usize, bias: bool) -> Result<Linear> {
+        let name = format!("{}.{name}", self.module);
+        let shape = [out_features, self.in_features];
+        let weight = self.checkpoint.tensor(&format!("{name}.weight"), &shape)?;
+        let bias = bias
+            .then(|| self.checkpoint.tensor(&format!("{name}.bias"), &shape[..1]))
+            .transpose()?;
+        Ok(Linear {
             name,
             weight,
-            bias,
+            bias: bias.map(|bias| bias.to_f32()),
             quantised: None,
             out_features,
-            in_features,
+            in_features: self.in_features,
         })
+    }
+
+    /// Linears that read the same input, with their outputs. A checkpoint may store them as one, named `fused`, rows behind rows.
+    fn several<const N: usize>(
+        &self,
+        fused: &str,
+        parts: [(&str, usize); N],
+        bias: bool,
+    ) -> Result<[Linear; N]> {
+        let linears: Vec<Linear> = if self
+            .checkpoint
+            .has(&format!("{}.{fused}.weight", self.module))
+        {
+            let whole = self.one(fused, parts.iter().map(|part| part.1).sum(), bias)?;
+            let mut first = 0;
+            let part = |(name, rows)| {
+                let own = first..first + rows;
+                first = own.end;
+                whole.rows(own, format!("{}.{name}", self.module))
+            };
+            parts.into_iter().map(part).collect()
+        } else {
+            let part = |(name, rows)| self.one(name, rows, bias);
+            parts.into_iter().map(part).collect::<Result<_>>()?
+        };
+        Ok(linears
+            .try_into()
+            .expect("one linear is found for each part"))
+    }
+}
+
+impl Linear {
+    /// The linear of some of the outputs.
+    fn rows(&self, rows: Range<usize>, name: String) -> Self {
+        Self {
+            name,
+            weight: self.weight.rows(rows.clone()),
+            bias: self.bias.as_ref().map(|bias| bias[rows.clone()].to_vec()),
+            quantised: None,
+            out_features: rows.len(),
+            in_features: self.in_features,
+        }
     }
 }
 
@@ -70,37 +147,53 @@ impl Layer {
     fn open(checkpoint: &Checkpoint, config: &Config, index: usize) -> Result<Self> {
         let (hidden, ffn) = (config.hidden_size, config.intermediate_size);
         let (query, kv) = (config.query_width(), config.kv_width());
-        let norm = |name: &str| {
-            Ok(checkpoint
-                .tensor(&format!("model.layers.{index}.{name}.weight"), &[hidden])?
-                .to_f32())
+        let norm = |name: &str, width: usize| {
+            let name = format!("model.layers.{index}.{name}.weight");
+            open_norm(checkpoint, config, &name, width)
         };
-        let attention = |name: &str, shape| {
-            Linear::open(
-                checkpoint,
-                format!("model.layers.{index}.self_attn.{name}"),
-                shape,
-                config.attention_bias,
-            )
+        let post_norm = |name| config.post_norms.then(|| norm(name, hidden)).transpose();
+        let finder = |module: &str, in_features| Finder {
+            checkpoint,
+            module: format!("model.layers.{index}.{module}"),
+            in_features,
         };
-        let mlp = |name: &str, shape| {
-            Linear::open(
-                checkpoint,
-                format!("model.layers.{index}.mlp.{name}"),
-                shape,
-                config.mlp_bias,
+        let [q, k, v] = finder("self_attn", hidden).several(
+            "qkv_proj",
+            [("q_proj", query), ("k_proj", kv), ("v_proj", kv)],
+            config.qkv_bias,
+        )?;
+        let [gate, up] = finder("mlp", hidden).several(
+            "gate_up_proj",
+            [("gate_proj", ffn), ("up_proj", ffn)],
+            config.mlp_bias,
+        )?;
+        let head_norms = || {
+            Ok(HeadNorms {
+                query: norm("self_attn.q_norm", config.head_dim)?,
+                key: norm("self_attn.k_norm", config.head_dim)?,
+            })
+        };
+        let (mlp_norm, attention_post_norm) = if config.post_norms {
+            (
+                "pre_feedforward_layernorm",
+                post_norm("post_attention_layernorm")?,
             )
+        } else {
+            ("post_attention_layernorm", None)
         };
         Ok(Self {
-            input_norm: norm("input_layernorm")?,
-            q: attention("q_proj", [query, hidden])?,
-            k: attention("k_proj", [kv, hidden])?,
-            v: attention("v_proj", [kv, hidden])?,
-            o: attention("o_proj", [hidden, query])?,
-            post_attention_norm: norm("post_attention_layernorm")?,
-            gate: mlp("gate_proj", [ffn, hidden])?,
-            up: mlp("up_proj", [ffn, hidden])?,
-            down: mlp("down_proj", [hidden, ffn])?,
+            input_norm: norm("input_layernorm", hidden)?,
+            q,
+            k,
+            v,
+            head_norms: config.qk_norm.then(head_norms).transpose()?,
+            o: finder("self_attn", query).one("o_proj", hidden, config.output_bias)?,
+            attention_post_norm,
+            mlp_norm: norm(mlp_norm, hidden)?,
+            gate,
+            up,
+            down: finder("mlp", ffn).one("down_proj", hidden, config.mlp_bias)?,
+            mlp_post_norm: post_norm("post_feedforward_layernorm")?,
         })
     }
 
@@ -150,9 +243,7 @@ impl Weights {
             layers: (0..config.num_hidden_layers)
                 .map(|index| Layer::open(checkpoint, config, index))
                 .collect::<Result<_>>()?,
-            norm: checkpoint
-                .tensor("model.norm.weight", &[config.hidden_size])?
-                .to_f32(),
+            norm: open_norm(checkpoint, config, "model.norm.weight", config.hidden_size)?,
             head,
         })
     }

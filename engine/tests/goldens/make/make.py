@@ -1,0 +1,14 @@
+"""Remakes the goldens in the folder that is given: `make golden` calls it."""
+
+import pathlib
+import sys
+
+import families
+import layouts
+import models
+
+if __name__ == "__main__":
+    directory = pathlib.Path(sys.argv[1])
+    families.write(directory)
+    layouts.write(directory)
+    models.write(directory)
