@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use tokio::sync::{Mutex, Semaphore};
-use tokio::task::JoinHandle;
 
 pub use report::Report;
 pub use request::{Ask, Target, Way};
@@ -43,7 +42,7 @@ const MAX_IN_FLIGHT: usize = 512;
 pub struct Running {
     stop: Arc<AtomicBool>,
     report: Arc<Mutex<Report>>,
-    driver: JoinHandle<()>,
+    driver: std::thread::JoinHandle<()>,
 }
 
 /// From here on the address must be reachable: the node's proxy learns of a new Service a moment after its pods are ready.
@@ -67,18 +66,24 @@ impl Running {
                 address.0, address.1
             )
         })?;
-        Ok(Self::start(plan))
+        Self::start(plan)
     }
 
-    fn start(plan: Plan) -> Self {
+    /// On threads of its own: a scenario that waits for a program blocks its thread, and the load must not wait with it.
+    fn start(plan: Plan) -> anyhow::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let report = Arc::new(Mutex::new(Report::new()));
-        let driver = tokio::spawn(drive(plan, Arc::clone(&stop), Arc::clone(&report)));
-        Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()?;
+        let driving = drive(plan, Arc::clone(&stop), Arc::clone(&report));
+        let driver = std::thread::spawn(move || runtime.block_on(driving));
+        Ok(Self {
             stop,
             report,
             driver,
-        }
+        })
     }
 
     /// What was counted so far; requests in flight are not in it yet.
@@ -97,11 +102,7 @@ impl Running {
     /// When the load generator itself panicked.
     pub async fn stop(self) -> Report {
         self.stop.store(true, Ordering::Relaxed);
-        self.driver
-            .await
-            .expect("the load generator does not panic");
-        let report = self.report.lock().await;
-        report.clone()
+        self.finish().await
     }
 
     /// Waits until a bound of the plan ends it, and reports.
@@ -109,8 +110,9 @@ impl Running {
     /// # Panics
     /// When the load generator itself panicked.
     pub async fn finish(self) -> Report {
-        self.driver
+        tokio::task::spawn_blocking(|| self.driver.join())
             .await
+            .expect("waiting for a thread does not panic")
             .expect("the load generator does not panic");
         let report = self.report.lock().await;
         report.clone()
