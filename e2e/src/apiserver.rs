@@ -56,6 +56,27 @@ pub fn shared() -> Option<&'static ApiServer> {
         .as_ref()
 }
 
+/// The same server with the custom resource installed and established.
+///
+/// # Panics
+/// When it cannot be installed.
+pub fn with_resource() -> Option<&'static ApiServer> {
+    static INSTALLED: OnceLock<()> = OnceLock::new();
+    let server = shared()?;
+    INSTALLED.get_or_init(|| install(&server.kubectl).expect("the custom resource installs"));
+    Some(server)
+}
+
+fn install(kubectl: &Kubectl) -> anyhow::Result<()> {
+    let crd = means::repository().join("crds/mixquantservices.yaml");
+    kubectl.must(&["apply", "--server-side", "-f", &crd.display().to_string()])?;
+    let resource = "customresourcedefinition/mixquantservices.mixquant.io";
+    let established = "--for=condition=Established";
+    kubectl
+        .must(&["wait", established, "--timeout=30s", resource])
+        .map(drop)
+}
+
 struct Programs {
     etcd: PathBuf,
     apiserver: PathBuf,

@@ -1,7 +1,7 @@
 //! `kubectl` as a function: what a person would type, with its answer. The tests use it wherever the person's view is what counts.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail};
@@ -43,6 +43,11 @@ impl Kubectl {
             namespace: Some(namespace.to_owned()),
             ..self.clone()
         }
+    }
+
+    /// The kubeconfig that it reads, where that is not the environment's.
+    pub fn kubeconfig(&self) -> Option<&Path> {
+        self.kubeconfig.as_deref()
     }
 
     /// Runs it; `Err` only when it cannot be started.

@@ -33,6 +33,21 @@ pub fn program(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
+/// The program `name` of this repository, as it lies beside the test that runs; says which command builds it where it is missing.
+pub fn built(name: &str) -> Option<PathBuf> {
+    let test = std::env::current_exe().ok()?;
+    // Tests lie in a folder below the programs.
+    let file = test.parent()?.parent()?.join(name);
+    if file.is_file() {
+        return Some(file);
+    }
+    skip(&format!(
+        "{} is missing: cargo build --workspace --bins",
+        file.display()
+    ));
+    None
+}
+
 /// Says why a test does not run, or fails it where `MIXQUANT_REQUIRE_CLUSTER` demands that it does.
 ///
 /// # Panics

@@ -7,35 +7,10 @@
 )]
 
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 use mixquant_e2e::apiserver::{self, ApiServer};
 use mixquant_e2e::kubectl::Answer;
 use mixquant_e2e::means;
-
-/// The server with the custom resource installed and established.
-fn server() -> Option<&'static ApiServer> {
-    static INSTALLED: OnceLock<()> = OnceLock::new();
-    let server = apiserver::shared()?;
-    INSTALLED.get_or_init(|| {
-        let crd = means::repository().join("crds/mixquantservices.yaml");
-        server
-            .kubectl
-            .must(&["apply", "--server-side", "-f", &crd.display().to_string()])
-            .unwrap();
-        let resource = "customresourcedefinition/mixquantservices.mixquant.io";
-        server
-            .kubectl
-            .must(&[
-                "wait",
-                "--for=condition=Established",
-                "--timeout=30s",
-                resource,
-            ])
-            .unwrap();
-    });
-    Some(server)
-}
 
 fn yaml_files(folder: &str) -> Vec<PathBuf> {
     let folder = means::repository().join(folder);
@@ -65,7 +40,9 @@ fn dry_run(server: &ApiServer, file: &Path) -> Answer {
 
 #[test]
 fn the_custom_resource_has_no_violation_of_the_schema_rules() {
-    let Some(server) = server() else { return };
+    let Some(server) = apiserver::with_resource() else {
+        return;
+    };
     let crd = server
         .kubectl
         .get(&["customresourcedefinition", "mixquantservices.mixquant.io"])
@@ -88,7 +65,9 @@ fn the_custom_resource_has_no_violation_of_the_schema_rules() {
 
 #[test]
 fn every_example_is_accepted() {
-    let Some(server) = server() else { return };
+    let Some(server) = apiserver::with_resource() else {
+        return;
+    };
     let files = yaml_files("crds/examples");
     assert!(!files.is_empty());
     let refused: Vec<String> = files
@@ -103,7 +82,9 @@ fn every_example_is_accepted() {
 
 #[test]
 fn every_invalid_example_is_refused_with_the_message_that_its_first_line_expects() {
-    let Some(server) = server() else { return };
+    let Some(server) = apiserver::with_resource() else {
+        return;
+    };
     let files = yaml_files("crds/examples/invalid");
     assert!(
         files.len() >= 25,
@@ -143,7 +124,9 @@ fn every_invalid_example_is_refused_with_the_message_that_its_first_line_expects
 
 /// Creates the example `chat` under another name in a namespace of its own and hands its `kubectl` to the test.
 fn with_service(name: &str, test: impl FnOnce(&mixquant_e2e::kubectl::Kubectl)) {
-    let Some(server) = server() else { return };
+    let Some(server) = apiserver::with_resource() else {
+        return;
+    };
     server.kubectl.must(&["create", "namespace", name]).unwrap();
     let kubectl = server.kubectl.in_namespace(name);
     let example = means::repository().join("crds/examples/chat.yaml");
@@ -194,7 +177,9 @@ fn kubectl_scale_sets_the_replicas() {
 
 #[test]
 fn kubectl_explain_describes_every_part_of_the_spec() {
-    let Some(server) = server() else { return };
+    let Some(server) = apiserver::with_resource() else {
+        return;
+    };
     let text = server.kubectl.must(&["explain", "mqs.spec"]).unwrap();
     for field in [
         "model",

@@ -7,6 +7,7 @@ pub mod action;
 pub mod apply;
 pub mod build;
 pub mod canary;
+pub mod cli;
 pub mod clock;
 pub mod compare;
 pub mod context;

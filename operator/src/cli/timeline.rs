@@ -1,0 +1,362 @@
+//! What a manifest would do: the change, the steps with their pods and times, the gates, the capacity. What `plan` answers. Pure.
+
+use mixquant_crds::MixQuantService;
+use serde::Serialize;
+
+use super::Exit;
+use super::answer::Plain;
+use super::capacity::Capacity;
+use super::differences::{Difference, differences};
+use super::table::{Cell, Style, Table, Tone, exact, indented, push};
+use crate::canary;
+use crate::validate::{InvalidSpec, ValidService, validate};
+
+/// What a manifest would do.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Timeline {
+    /// The service.
+    pub namespace: String,
+    /// The service.
+    pub name: String,
+    /// Why the spec cannot work; the rest is empty then.
+    pub problems: Vec<String>,
+    /// Against what the cluster has; `None` when it was not asked.
+    pub change: Option<Change>,
+    /// What differs in the spec from what the cluster has.
+    pub differences: Vec<Difference>,
+    /// In order.
+    pub stages: Vec<Stage>,
+    /// Seconds from the first ready canary pod to the end, at best.
+    pub shortest_seconds: i64,
+    /// Seconds to the end, or to rolling back, at worst (without the Job).
+    pub longest_seconds: i64,
+    /// What every step is judged by.
+    pub gates: Vec<String>,
+    /// Whether the pods have room; `None` when it was not asked.
+    pub capacity: Option<Capacity>,
+    /// What could not be found out, and why.
+    pub unknown: Vec<String>,
+}
+
+/// What a manifest asks anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Change {
+    /// The service does not exist.
+    First,
+    /// The spec is the one that the cluster has.
+    Nothing,
+    /// Only the number of pods: no rollout.
+    Scale,
+    /// Limits or the rollout's steps: what serves is measured by them at the next change.
+    Limits,
+    /// Other engine pods from the same artifact: a canary.
+    Revision,
+    /// Another artifact: a calibration Job, then a canary.
+    Calibration,
+}
+
+impl Change {
+    fn says(self) -> &'static str {
+        match self {
+            Self::First => {
+                "the first deployment: calibration, then pods; nothing to compare with, so no steps"
+            }
+            Self::Nothing => "nothing changes",
+            Self::Scale => "only the number of pods changes: no new revision, no rollout",
+            Self::Limits => {
+                "limits or steps change: no new revision; a failure that they caused is tried again"
+            }
+            Self::Revision => {
+                "other engine pods: a canary from the artifact that exists, after a verification if the image is new"
+            }
+            Self::Calibration => {
+                "another artifact: a calibration Job, then a canary (an artifact of the same inputs is used again)"
+            }
+        }
+    }
+
+    fn rolls(self) -> bool {
+        matches!(self, Self::Revision | Self::Calibration)
+    }
+}
+
+/// A stage of the rollout.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Stage {
+    /// `calibration`, `start`, `step 1`, …, `take over`.
+    pub name: String,
+    /// Percent asked for.
+    pub weight: Option<i32>,
+    /// Percent that whole pods give.
+    pub achieved: Option<i32>,
+    /// Pods of the canary.
+    pub canary: i32,
+    /// Pods of stable.
+    pub stable: i32,
+    /// Seconds at least.
+    pub at_least_seconds: i64,
+    /// Seconds after which it has failed.
+    pub at_most_seconds: i64,
+}
+
+/// What `service` would do to `live`, the same service as the cluster has it (`None`: not there), as far as it is known.
+pub fn timeline(service: &MixQuantService, live: Option<Option<&MixQuantService>>) -> Timeline {
+    let service = complete(service);
+    let mut timeline = Timeline {
+        namespace: service.metadata.namespace.clone().unwrap_or_default(),
+        name: service.metadata.name.clone().unwrap_or_default(),
+        problems: Vec::new(),
+        change: None,
+        differences: Vec::new(),
+        stages: Vec::new(),
+        shortest_seconds: 0,
+        longest_seconds: 0,
+        gates: Vec::new(),
+        capacity: None,
+        unknown: Vec::new(),
+    };
+    let valid = match validate(&service) {
+        Ok(valid) => valid,
+        Err(InvalidSpec(problems)) => {
+            timeline.problems = problems;
+            return timeline;
+        }
+    };
+    timeline.change = live.map(|live| change(&valid, live));
+    if let Some(Some(live)) = live {
+        let spec = |service: &MixQuantService| {
+            serde_json::to_value(&service.spec).expect("a spec is plain data")
+        };
+        timeline.differences = differences(&spec(live), &spec(&service));
+    }
+    timeline.stages = stages(&valid, timeline.change);
+    let jobs = |stage: &&Stage| stage.name == "calibration";
+    let sum = |seconds: fn(&Stage) -> i64| {
+        let stages = timeline.stages.iter();
+        stages.filter(|stage| !jobs(stage)).map(seconds).sum()
+    };
+    timeline.shortest_seconds = sum(|stage| stage.at_least_seconds);
+    timeline.longest_seconds = sum(|stage| stage.at_most_seconds);
+    timeline.gates = gates(&valid);
+    timeline
+}
+
+/// A manifest has no uid yet, and perhaps no namespace.
+fn complete(service: &MixQuantService) -> MixQuantService {
+    let mut service = service.clone();
+    let metadata = &mut service.metadata;
+    metadata.uid.get_or_insert_with(|| "none".into());
+    metadata.namespace.get_or_insert_with(|| "default".into());
+    service
+}
+
+fn change(valid: &ValidService, live: Option<&MixQuantService>) -> Change {
+    let Some(live) = live else {
+        return Change::First;
+    };
+    let Ok(live) = validate(&complete(live)) else {
+        return Change::Calibration;
+    };
+    if live.measured != valid.measured
+        || live.calibration.data != valid.calibration.data
+        || live.verification.data != valid.verification.data
+    {
+        Change::Calibration
+    } else if live.served != valid.served {
+        Change::Revision
+    } else if live.request != valid.request {
+        Change::Limits
+    } else if live.replicas != valid.replicas {
+        Change::Scale
+    } else {
+        Change::Nothing
+    }
+}
+
+fn stages(valid: &ValidService, change: Option<Change>) -> Vec<Stage> {
+    let rollout = &valid.rollout;
+    let deadline = i64::from(rollout.progress_deadline);
+    let stage = |name: &str, canary, at_least, at_most| Stage {
+        name: name.to_owned(),
+        weight: None,
+        achieved: None,
+        canary,
+        stable: valid.replicas,
+        at_least_seconds: at_least,
+        at_most_seconds: at_most,
+    };
+    let mut stages = Vec::new();
+    if matches!(change, None | Some(Change::First | Change::Calibration)) {
+        let longest = valid.calibration.active_deadline_seconds;
+        stages.push(stage("calibration", 0, 0, longest));
+    }
+    if change == Some(Change::First) {
+        let pods = stage("start", 0, 0, deadline);
+        stages.push(pods);
+        return stages;
+    }
+    if change.is_some_and(|change| !change.rolls()) {
+        return stages;
+    }
+    // A verdict is due an interval after the warm-up, and a step is left only with a Pass.
+    let judged = i64::from(rollout.warm_up) + i64::from(rollout.interval);
+    let size = |weight| canary::replicas(weight, valid.replicas);
+    let first = rollout.steps.first().map_or(1, |step| size(step.weight));
+    stages.push(stage("start", first, 0, deadline));
+    for (index, step) in rollout.steps.iter().enumerate() {
+        let pods = size(step.weight);
+        stages.push(Stage {
+            weight: Some(step.weight),
+            achieved: Some(canary::achieved_weight(pods, valid.replicas)),
+            ..stage(
+                &format!("step {}", index + 1),
+                pods,
+                i64::from(step.hold).max(judged),
+                deadline,
+            )
+        });
+    }
+    let last = rollout.steps.last().map_or(1, |step| size(step.weight));
+    let all = last.max(valid.replicas);
+    stages.push(Stage {
+        achieved: Some(canary::achieved_weight(all, valid.replicas)),
+        ..stage("take over", all, judged, deadline)
+    });
+    stages
+}
+
+fn gates(valid: &ValidService) -> Vec<String> {
+    let limits = &valid.verification.limits;
+    let mut gates = vec![format!(
+        "precision, by the Job: perplexity increase at most {} %, top-1 agreement at least {} %, KL p99 at most {}",
+        limits.max_perplexity_increase, limits.min_top1_agreement, limits.max_kl_p99
+    )];
+    let tpot = &valid.tpot;
+    let absolute = tpot
+        .max_seconds
+        .map(|limit| format!("at most {:.0} ms", limit * 1000.0));
+    let relative = tpot
+        .max_ratio
+        .map(|ratio| format!("at most {:.0} % over stable", (ratio - 1.0) * 100.0));
+    let both: Vec<String> = [absolute, relative].into_iter().flatten().collect();
+    gates.push(format!(
+        "TPOT p{:.0}, on live traffic: {}",
+        tpot.quantile * 100.0,
+        both.join(" and ")
+    ));
+    let rollout = &valid.rollout;
+    gates.push(format!(
+        "judged every {} after {} of warm-up, on {} requests of each track; rolled back at Fail {} in a row",
+        exact(rollout.interval.into()), exact(rollout.warm_up.into()), rollout.min_samples, rollout.failure_limit
+    ));
+    gates
+}
+
+impl Timeline {
+    /// The most engine pods that exist at one time.
+    pub fn peak_pods(&self) -> i32 {
+        let stages = self.stages.iter();
+        stages
+            .map(|stage| stage.canary + stage.stable)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// What a script should do.
+    pub fn exit(&self) -> Exit {
+        let full = self
+            .capacity
+            .as_ref()
+            .is_some_and(|capacity| !capacity.fits);
+        if full || !self.problems.is_empty() {
+            Exit::No
+        } else {
+            Exit::Done
+        }
+    }
+}
+
+impl Plain for Timeline {
+    fn plain(&self, style: Style) -> String {
+        let of = format!("{} in {}", self.name, self.namespace);
+        let of = style.paint(Tone::Plain, &of);
+        if !self.problems.is_empty() {
+            return format!(
+                "{of}: {}\n{}",
+                style.paint(Tone::Bad, "the spec cannot work"),
+                indented(&self.problems, style)
+            );
+        }
+        let says = self
+            .change
+            .map_or("not compared with a cluster", Change::says);
+        let mut text = format!("{of}: {says}\n");
+        if !self.differences.is_empty() {
+            let mut table = Table::default();
+            for one in &self.differences {
+                let side = |side: &Option<String>| side.clone().unwrap_or("(nothing)".into());
+                table.row(vec![
+                    one.path.clone().into(),
+                    format!("{} -> {}", side(&one.from), side(&one.to)).into(),
+                ]);
+            }
+            push(
+                &mut text,
+                format_args!("\nchanges\n{}", table.render(style, 2)),
+            );
+        }
+        if !self.stages.is_empty() {
+            push(&mut text, format_args!("\n{}", self.table(style)));
+        }
+        if self.stages.iter().any(|stage| stage.weight.is_some()) {
+            push(
+                &mut text,
+                format_args!(
+                    "at best {} after the canary's pods are ready; promoted or rolled back after {} at most\n",
+                    exact(self.shortest_seconds),
+                    exact(self.longest_seconds)
+                ),
+            );
+        }
+        text += "\ngates\n";
+        text += &indented(&self.gates, style);
+        if let Some(capacity) = &self.capacity {
+            push(&mut text, format_args!("\n{}", capacity.plain(style)));
+        }
+        for unknown in &self.unknown {
+            push(
+                &mut text,
+                format_args!(
+                    "\n{}\n",
+                    style.paint(Tone::Busy, &format!("unknown: {unknown}"))
+                ),
+            );
+        }
+        text
+    }
+}
+
+impl Timeline {
+    fn table(&self, style: Style) -> String {
+        let titles = [
+            "STAGE", "WEIGHT", "ACHIEVED", "CANARY", "STABLE", "AT LEAST", "AT MOST",
+        ];
+        let mut table = Table::with_header(&titles);
+        let percent = |value: Option<i32>| value.map_or("-".into(), |value| format!("{value} %"));
+        for stage in &self.stages {
+            table.row(vec![
+                Cell::from(stage.name.clone()),
+                percent(stage.weight).into(),
+                percent(stage.achieved).into(),
+                stage.canary.to_string().into(),
+                stage.stable.to_string().into(),
+                exact(stage.at_least_seconds).into(),
+                exact(stage.at_most_seconds).into(),
+            ]);
+        }
+        table.render(style, 0)
+    }
+}
