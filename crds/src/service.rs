@@ -318,6 +318,10 @@ pub struct EngineSpec {
     #[schemars(length(min = 1, max = 512))]
     #[x_kube(validation = Rule::new("self.matches('^[a-zA-Z0-9][a-zA-Z0-9._:/@-]*$')").message("engine.image is not an image reference: write registry/name:tag or registry/name@sha256:…"))]
     pub image: String,
+    /// Secrets with registry credentials, for engine and Job pods. They run under an account of their own, so those of `default` do not reach them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8))]
+    pub image_pull_secrets: Vec<SecretName>,
     /// CPU and memory of a pod.
     pub resources: Option<Resources>,
     /// Sequences decoded together.
@@ -328,6 +332,16 @@ pub struct EngineSpec {
     #[schemars(range(min = 64, max = 1_048_576))]
     #[serde(default = "sequence_length")]
     pub max_sequence_length: i32,
+}
+
+/// A Secret in the service's namespace.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SecretName {
+    /// Its name.
+    #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = Rule::new("self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')").message("engine.imagePullSecrets: a Secret's name has only a-z, 0-9, - and ."))]
+    pub name: String,
 }
 
 fn max_batch_size() -> i32 {

@@ -14,7 +14,7 @@ use mixquant_crds::status::{MixQuantServiceStatus, Outcome, Reason};
 use mixquant_crds::{Digest, PrecisionPlan};
 use serde::Serialize;
 
-use crate::observed::{FrozenRevision, ObjectName, Traffic};
+use crate::observed::{Companion, FrozenRevision, Installation, ObjectName, Traffic};
 
 /// One effect.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -28,6 +28,8 @@ pub enum Action {
     ApplyDeployment(Box<DeploymentRequest>),
     /// Creates, retargets or repairs the main Service.
     ApplyTraffic(Traffic),
+    /// Creates or repairs an object beside the pods.
+    ApplyCompanion(CompanionRequest),
     /// Creates a Job. One that exists is left as it is.
     ApplyJob(JobRequest),
     /// Deletes an object in the background.
@@ -68,6 +70,16 @@ pub struct JobRequest {
     pub name: String,
     /// What it does.
     pub work: JobWork,
+}
+
+/// A companion to make true.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CompanionRequest {
+    /// Which.
+    pub companion: Companion,
+    /// What it depends on beside the service.
+    pub installation: Installation,
 }
 
 /// What a Job does.

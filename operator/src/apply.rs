@@ -29,7 +29,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use crate::action::{Action, Event, JobRequest, JobWork, ObjectRef};
+use crate::action::{Action, Event, ObjectRef};
+use crate::build::companion::{self, Built};
 use crate::build::meta::Owner;
 use crate::build::{deployment, job, service};
 use crate::clock;
@@ -153,9 +154,15 @@ impl Writer {
                 let object = service::service(owner, selector);
                 Box::pin(self.ensure(owner, object, Existing::Repair)).await
             }
+            Action::ApplyCompanion(request) => {
+                let valid = target.valid.as_ref().ok_or(Error::InvalidSpec)?;
+                let (companion, installation) = (request.companion, &request.installation);
+                let built = companion::build(companion, owner, valid, installation);
+                Box::pin(self.ensure_companion(owner, built)).await
+            }
             Action::ApplyJob(request) => {
                 let valid = target.valid.as_ref().ok_or(Error::InvalidSpec)?;
-                let object = job_of(owner, valid, request);
+                let object = job::requested(owner, valid, request);
                 Box::pin(self.ensure(owner, object, Existing::Keep)).await
             }
             Action::Delete(object) => self.delete(owner, object).await,
@@ -292,6 +299,17 @@ impl Writer {
         )
         .await
         .map(drop)
+    }
+
+    async fn ensure_companion(&self, owner: &Owner, built: Built) -> Result<(), Error> {
+        let existing = Existing::Repair;
+        match built {
+            Built::ServiceAccount(object) => self.ensure(owner, *object, existing).await,
+            Built::NetworkPolicy(object) => self.ensure(owner, *object, existing).await,
+            Built::PodDisruptionBudget(object) => self.ensure(owner, *object, existing).await,
+            Built::PodMonitor(object) => self.ensure(owner, *object, existing).await,
+            Built::PrometheusRule(object) => self.ensure(owner, *object, existing).await,
+        }
     }
 
     /// Puts the owner back that someone took away, and leaves the rest as it is.
@@ -435,15 +453,6 @@ enum Existing {
     Keep,
     /// It is put back when it differs.
     Repair,
-}
-
-fn job_of(owner: &Owner, service: &ValidService, request: &JobRequest) -> Job {
-    match &request.work {
-        JobWork::Calibrate { plan, expect_model } => {
-            job::calibration(owner, &request.name, service, (plan, expect_model.as_ref()))
-        }
-        JobWork::Verify { artifact } => job::verification(owner, &request.name, service, artifact),
-    }
 }
 
 fn call(verb: &'static str, kind: &str, name: &str) -> Call {

@@ -3,7 +3,9 @@
 //! Called by `plan` (names and digests are made from the rendered template) and by `apply` and `observe`. Pure: no client, no clock.
 //! Two renderings of the same decision are equal byte for byte, or a revision would change by itself.
 
+pub mod companion;
 pub mod deployment;
 pub mod job;
 pub mod meta;
+pub mod monitoring;
 pub mod service;

@@ -15,6 +15,8 @@ pub fn covers(live: &Value, desired: &Value) -> bool {
                 "requests" | "limits" => same_quantities(live, value),
                 // One more label selects fewer pods: a selector is the same only as a whole.
                 "selector" => live == value,
+                // One more rule opens a policy: rules are the same only as a whole. None and an empty list are the same.
+                "ingress" | "egress" => same(live, value) || (is_empty(live) && is_empty(value)),
                 _ => covers(live, value),
             }
         }),
@@ -29,6 +31,10 @@ pub fn covers(live: &Value, desired: &Value) -> bool {
         }
         (live, desired) => live == desired,
     }
+}
+
+fn is_empty(value: &Value) -> bool {
+    value.is_null() || value.as_array().is_some_and(Vec::is_empty)
 }
 
 fn same_quantities(live: &Value, desired: &Value) -> bool {
@@ -50,7 +56,7 @@ fn same_quantities(live: &Value, desired: &Value) -> bool {
 }
 
 /// A quantity in billionths; `None` when it is none, or too large or too fine to be compared exactly.
-fn quantity(text: &str) -> Option<i128> {
+pub fn quantity(text: &str) -> Option<i128> {
     let end = text
         .find(|c: char| !matches!(c, '0'..='9' | '.' | '+' | '-'))
         .unwrap_or(text.len());
@@ -170,6 +176,22 @@ mod tests {
         let narrower = json!({"spec": {"selector": {"a": "b", "revision": "c"}}});
         assert!(covers(&desired, &desired));
         assert!(!covers(&narrower, &desired));
+    }
+
+    #[test]
+    fn a_rule_more_in_a_policy_is_a_difference_and_none_is_an_empty_list() {
+        let desired = json!({"ingress": [{"ports": [{"port": 8000}]}], "egress": []});
+        assert!(covers(
+            &json!({"ingress": [{"ports": [{"port": 8000}]}]}),
+            &desired
+        ));
+        for live in [
+            json!({"ingress": [{"ports": [{"port": 8000}]}, {}]}),
+            json!({"ingress": [{"ports": [{"port": 8000}], "from": []}, {}]}),
+            json!({"ingress": [{"ports": [{"port": 8000}]}], "egress": [{}]}),
+        ] {
+            assert!(!covers(&live, &desired), "{live}");
+        }
     }
 
     #[test]

@@ -76,9 +76,14 @@ pub struct Context {
 
 impl Context {
     /// A context that remembers nothing.
-    pub fn new(client: Client, writer: Writer, metrics: Arc<Metrics>, health: Arc<Health>) -> Self {
+    pub fn new(
+        (client, observer): (Client, Observer),
+        writer: Writer,
+        metrics: Arc<Metrics>,
+        health: Arc<Health>,
+    ) -> Self {
         Self {
-            observer: Observer::new(client.clone()),
+            observer,
             scraper: Scraper::default(),
             client,
             writer,

@@ -16,6 +16,7 @@ use mixquant_operator::context::Context;
 use mixquant_operator::controller;
 use mixquant_operator::lease::{Election, Ended, Fence};
 use mixquant_operator::metrics::Metrics;
+use mixquant_operator::observe::Observer;
 use mixquant_operator::replay::World;
 use mixquant_operator::server::{self, Health};
 use mixquant_operator::telemetry::{self, LogFormat};
@@ -71,6 +72,9 @@ struct RunArguments {
     /// Where /metrics, /livez and /readyz are served.
     #[arg(long, default_value = "0.0.0.0:8080")]
     admin_listen: SocketAddr,
+    /// A namespace whose pods may read engine pods' metrics beside the operator's own (that of --lease-namespace). May be repeated.
+    #[arg(long, value_name = "NAMESPACE")]
+    metrics_reader: Vec<String>,
     /// How log lines look.
     #[arg(long, value_enum, default_value = "json")]
     log_format: LogFormat,
@@ -174,7 +178,9 @@ async fn lead(arguments: RunArguments) -> anyhow::Result<()> {
         let gate = (writer.clone(), fence);
         Election::new(&client, lease, identity, gate, Arc::clone(&health))
     });
-    let context = Arc::new(Context::new(client, writer, metrics, health));
+    let readers = std::iter::once(lease_namespace).chain(arguments.metrics_reader);
+    let observer = Observer::new(client.clone(), readers.collect());
+    let context = Arc::new(Context::new((client, observer), writer, metrics, health));
     let scope = Scope(arguments.watch_namespace.filter(|name| !name.is_empty()));
     let ended = elect_and_reconcile(election, context, scope, &stop).await;
     stop_server.cancel();

@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment};
@@ -14,29 +15,46 @@ use kube::core::PartialObjectMeta;
 use kube::{Api, Client, Resource, ResourceExt};
 use mixquant_crds::service::ConfigMapKey;
 use mixquant_crds::{Digest, MixQuantService, names};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tracing::warn;
 
+use crate::build::companion::{self, Built};
 use crate::build::meta::{COMPONENT_ENGINE, Owner};
+use crate::build::monitoring;
 use crate::clock;
-use crate::error::Error;
-use crate::observed::{Dataset, Kind, ObjectName, Observed, Presence};
+use crate::compare::covers;
+use crate::error::{Call, Error};
+use crate::observed::{
+    CompanionState, Dataset, Installation, Kind, ObjectName, Observed, ObservedCompanion, Presence,
+};
 use crate::read::{self, DEADLINE};
-use crate::stored::{self, Deployed};
+use crate::stored::{self, Deployed, plain};
+use crate::validate::validate;
 
 /// Data whose digest is remembered, by the ConfigMap's uid and key; more services than this only cost reads.
 const MAX_DIGESTS: usize = 1024;
 
+/// What kinds the cluster knows is asked again after this time: the Prometheus operator may come and go.
+const KINDS_KEPT: Duration = Duration::from_mins(1);
+
 /// Reads through one client, and remembers the digests of data by their resourceVersion.
 pub struct Observer {
     client: Client,
+    installation: Mutex<(Installation, Option<Instant>)>,
     digests: Mutex<HashMap<(String, String), (String, Digest)>>,
 }
 
 impl Observer {
-    /// An observer that has read nothing.
-    pub fn new(client: Client) -> Self {
+    /// An observer that has read nothing. Pods of the namespaces `metrics_readers` may read engine pods' metrics.
+    pub fn new(client: Client, metrics_readers: Vec<String>) -> Self {
+        let installation = Installation {
+            metrics_readers,
+            ..Installation::default()
+        };
         Self {
             client,
+            installation: Mutex::new((installation, None)),
             digests: Mutex::default(),
         }
     }
@@ -49,6 +67,7 @@ impl Observer {
     ) -> Result<Observed, Error> {
         let namespace = owner.namespace.as_str();
         let stored = Box::pin(self.stored(owner)).await?;
+        let installation = self.installation().await;
         let spec = &service.spec;
         let model = &spec.model.source.persistent_volume_claim.claim_name;
         let artifacts = &spec.artifacts.persistent_volume_claim.claim_name;
@@ -74,6 +93,8 @@ impl Observer {
             pods: Vec::new(),
             traffic: None,
             foreign: Vec::new(),
+            companions: Box::pin(self.companions(owner, service, &installation)).await?,
+            installation,
         };
         stored.describe(owner, &mut observed);
         Ok(observed)
@@ -103,6 +124,94 @@ impl Observer {
             deployments,
             pods,
             main,
+        })
+    }
+
+    /// What the operator is installed beside now. When the cluster does not say, what it said last.
+    async fn installation(&self) -> Installation {
+        let lock = || {
+            self.installation
+                .lock()
+                .expect("no holder of this lock panics")
+        };
+        let (known, asked) = lock().clone();
+        let now = clock::monotonic();
+        if asked.is_some_and(|asked| now.saturating_duration_since(asked) < KINDS_KEPT) {
+            return known;
+        }
+        let call = Call {
+            verb: "discover",
+            kind: monitoring::GROUP_VERSION.into(),
+            name: String::new(),
+        };
+        let listed = self
+            .client
+            .list_api_group_resources(monitoring::GROUP_VERSION);
+        let kinds = match read::within(call, DEADLINE, listed).await {
+            Ok(list) => list.resources,
+            Err(Error::Refused { code: 404, .. }) => Vec::new(),
+            Err(error) => {
+                warn!(%error, "the monitoring kinds are not known");
+                return known;
+            }
+        };
+        let knows = |kind: &str| kinds.iter().any(|resource| resource.kind == kind);
+        let found = Installation {
+            pod_monitors: knows("PodMonitor"),
+            prometheus_rules: knows("PrometheusRule"),
+            ..known
+        };
+        *lock() = (found.clone(), Some(now));
+        found
+    }
+
+    /// What should stand beside the pods, and how it is found.
+    async fn companions(
+        &self,
+        owner: &Owner,
+        service: &MixQuantService,
+        installation: &Installation,
+    ) -> Result<Vec<ObservedCompanion>, Error> {
+        let Ok(valid) = validate(service) else {
+            return Ok(Vec::new());
+        };
+        let wanted = companion::wanted(installation).into_iter();
+        let found = wanted.map(async |companion| {
+            let state = match companion::build(companion, owner, &valid, installation) {
+                Built::ServiceAccount(object) => self.state(owner, &*object).await,
+                Built::NetworkPolicy(object) => self.state(owner, &*object).await,
+                Built::PodDisruptionBudget(object) => self.state(owner, &*object).await,
+                Built::PodMonitor(object) => self.state(owner, &*object).await,
+                Built::PrometheusRule(object) => self.state(owner, &*object).await,
+            };
+            state.map(|state| ObservedCompanion { companion, state })
+        });
+        futures::future::try_join_all(found).await
+    }
+
+    async fn state<K>(&self, owner: &Owner, desired: &K) -> Result<CompanionState, Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + DeserializeOwned
+            + Serialize
+            + Debug,
+    {
+        let (kind, name) = (K::kind(&()), desired.name_any());
+        let live = match read::get(&self.api::<K>(&owner.namespace), &name, DEADLINE).await {
+            Ok(live) => live,
+            Err(error @ Error::Refused { code: 403, .. }) => {
+                warn!(%error, "left as it is");
+                return Ok(CompanionState::Unreadable);
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(match live {
+            Some(live) if !owner.claims(live.meta()) => CompanionState::Foreign {
+                name: format!("{kind} {name}"),
+            },
+            Some(live) if covers(&plain(&live), &plain(desired)) => CompanionState::Right,
+            Some(_) | None => CompanionState::Wrong,
         })
     }
 

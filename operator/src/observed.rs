@@ -40,6 +40,72 @@ pub struct Observed {
     /// Objects of names that we use and that are not ours.
     #[serde(default)]
     pub foreign: Vec<ObjectName>,
+    /// What this operator is installed beside.
+    #[serde(default)]
+    pub installation: Installation,
+    /// What should stand beside the pods, and how it is found. Empty when the spec cannot work.
+    #[serde(default)]
+    pub companions: Vec<ObservedCompanion>,
+}
+
+/// What is the same for every service of an operator.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Installation {
+    /// Namespaces whose pods may read engine pods' metrics: the operator's own first.
+    #[serde(default)]
+    pub metrics_readers: Vec<String>,
+    /// The cluster knows the kind `PodMonitor`.
+    #[serde(default)]
+    pub pod_monitors: bool,
+    /// The cluster knows the kind `PrometheusRule`.
+    #[serde(default)]
+    pub prometheus_rules: bool,
+}
+
+/// An object beside a service's pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Companion {
+    /// The `ServiceAccount` of its pods.
+    Account,
+    /// The `NetworkPolicy` of engine pods.
+    EngineNetwork,
+    /// The `NetworkPolicy` of Jobs' pods.
+    JobNetwork,
+    /// The `PodDisruptionBudget` of engine pods.
+    Budget,
+    /// The `PodMonitor`.
+    Monitor,
+    /// The `PrometheusRule`.
+    Rule,
+}
+
+/// A companion as it is found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObservedCompanion {
+    /// Which.
+    pub companion: Companion,
+    /// How it is.
+    pub state: CompanionState,
+}
+
+/// How a companion is found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum CompanionState {
+    /// As it should be.
+    Right,
+    /// Missing, or changed by someone.
+    Wrong,
+    /// This process may not look at it: nothing is done to it.
+    Unreadable,
+    /// Its name is taken.
+    Foreign {
+        /// By what.
+        name: String,
+    },
 }
 
 /// Data in a `ConfigMap`.
@@ -92,6 +158,12 @@ pub struct ObjectName {
     pub kind: Kind,
     /// Its name.
     pub name: String,
+}
+
+impl std::fmt::Display for ObjectName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} {}", self.kind, self.name)
+    }
 }
 
 /// A calibration or verification Job.

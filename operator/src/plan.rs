@@ -79,7 +79,7 @@ pub struct Decisions {
     /// The moments at which time alone changes something.
     pub wake: Vec<Duration>,
     /// Names that are taken by someone else.
-    pub blocked: Vec<ObjectName>,
+    pub blocked: Vec<String>,
     /// The verdict of this pass.
     pub verdict: Option<VerdictStatus>,
 }
@@ -91,6 +91,13 @@ impl Decisions {
             reason,
             note: note.into(),
         }));
+    }
+
+    /// An object that we need belongs to someone else.
+    fn block(&mut self, object: String) {
+        if !self.blocked.contains(&object) {
+            self.blocked.push(object);
+        }
     }
 
     fn count(&mut self, metric: Metric) {

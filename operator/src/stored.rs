@@ -105,7 +105,8 @@ impl Deployed<'_> {
     }
 }
 
-fn plain<K: serde::Serialize>(object: &K) -> Value {
+/// An object as JSON.
+pub(crate) fn plain<K: serde::Serialize>(object: &K) -> Value {
     serde_json::to_value(object).expect("an object is plain data")
 }
 

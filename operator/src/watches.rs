@@ -11,7 +11,9 @@ use futures::stream::{BoxStream, Stream, StreamExt, select_all};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Service, ServiceAccount};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::controller::ReconcileRequest;
@@ -70,6 +72,9 @@ pub fn queue(
         owned::<Deployment>(context, scope, "deployments", ours.clone()),
         owned::<ControllerRevision>(context, scope, "controllerrevisions", ours.clone()),
         owned::<Service>(context, scope, "services", ours.clone()),
+        owned::<ServiceAccount>(context, scope, "serviceaccounts", ours.clone()),
+        owned::<NetworkPolicy>(context, scope, "networkpolicies", ours.clone()),
+        owned::<PodDisruptionBudget>(context, scope, "poddisruptionbudgets", ours.clone()),
         owned::<Pod>(context, scope, "pods", ours),
         referenced::<ConfigMap>(context, scope, "configmaps", Referenced::ConfigMap),
         referenced::<PersistentVolumeClaim>(

@@ -4,10 +4,12 @@
 
 use expect_test::expect_file;
 use k8s_openapi::api::core::v1::PodSpec;
+use mixquant_crds::service::SecretName;
 use mixquant_crds::{Digest, MixQuantService};
+use mixquant_operator::build::companion::{self, Built};
 use mixquant_operator::build::meta::Owner;
 use mixquant_operator::build::{deployment, job, service};
-use mixquant_operator::observed::FrozenRevision;
+use mixquant_operator::observed::{Companion, FrozenRevision, Installation};
 use mixquant_operator::validate::{ValidService, validate};
 use serde::Serialize;
 
@@ -86,6 +88,46 @@ fn the_main_service_is_as_written() {
 }
 
 #[test]
+fn what_stands_beside_the_pods_is_as_written() {
+    let (owner, service) = valid();
+    let installation = Installation {
+        metrics_readers: vec!["mixquant-system".into(), "monitoring".into()],
+        pod_monitors: true,
+        prometheus_rules: true,
+    };
+    let built: Vec<String> = companion::wanted(&installation)
+        .into_iter()
+        .map(
+            |companion| match companion::build(companion, &owner, &service, &installation) {
+                Built::ServiceAccount(object) => yaml(&object),
+                Built::NetworkPolicy(object) => yaml(&object),
+                Built::PodDisruptionBudget(object) => yaml(&object),
+                Built::PodMonitor(object) => yaml(&object),
+                Built::PrometheusRule(object) => yaml(&object),
+            },
+        )
+        .collect();
+    expect_file!["objects/companions.yaml"].assert_eq(&built.join("---\n"));
+}
+
+#[test]
+fn without_the_prometheus_operator_none_of_its_objects_are_wanted_and_nobody_reads_metrics() {
+    let (owner, service) = valid();
+    let bare = Installation::default();
+    let wanted = companion::wanted(&bare);
+    assert!(!wanted.contains(&Companion::Monitor) && !wanted.contains(&Companion::Rule));
+    let Built::NetworkPolicy(policy) =
+        companion::build(Companion::EngineNetwork, &owner, &service, &bare)
+    else {
+        panic!("another kind");
+    };
+    // A rule with an empty list of peers would let everybody in.
+    let spec = policy.spec.unwrap();
+    assert_eq!(spec.ingress.unwrap().len(), 1);
+    assert_eq!(spec.egress, Some(Vec::new()));
+}
+
+#[test]
 fn two_renderings_are_equal_byte_for_byte() {
     let (_, service) = valid();
     let one = yaml(&deployment::template(&service, &digest()));
@@ -114,6 +156,7 @@ fn replicas_and_rollout_are_no_part_of_the_template() {
 /// <https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted>, and no API token besides.
 fn is_restricted(pod: &PodSpec) {
     assert_eq!(pod.automount_service_account_token, Some(false));
+    assert_eq!(pod.service_account_name.as_deref(), Some("chat-mixquant"));
     assert!(pod.host_network.is_none() && pod.host_pid.is_none() && pod.host_ipc.is_none());
     let security = pod.security_context.as_ref().unwrap();
     assert_eq!(security.run_as_non_root, Some(true));
@@ -159,6 +202,30 @@ fn every_pod_holds_to_pod_security_restricted() {
     for job in jobs {
         is_restricted(&job.spec.unwrap().template.spec.unwrap());
     }
+}
+
+#[test]
+fn pull_secrets_reach_engine_and_job_pods_and_nothing_is_said_without_them() {
+    let mut service = example();
+    let (owner, without) = valid();
+    service.spec.engine.image_pull_secrets = vec![SecretName {
+        name: "registry".into(),
+    }];
+    let with = validate(&service).unwrap();
+    let secrets = |valid: &ValidService| {
+        let engine = deployment::template(valid, &digest()).spec.unwrap();
+        let job = job::verification(&owner, "v", valid, &digest());
+        let job = job.spec.unwrap().template.spec.unwrap();
+        [engine.image_pull_secrets, job.image_pull_secrets].map(|secrets| {
+            secrets.map(|secrets| secrets.into_iter().map(|secret| secret.name).collect())
+        })
+    };
+    let named: Option<Vec<String>> = Some(vec!["registry".into()]);
+    assert_eq!(secrets(&with), [named.clone(), named]);
+    assert_eq!(secrets(&without), [None, None]);
+    // The field came later: a spec without it must keep its digest, or every service would be rolled out anew.
+    let spec = serde_json::to_value(&example().spec).unwrap();
+    assert!(spec["engine"].get("imagePullSecrets").is_none());
 }
 
 #[test]

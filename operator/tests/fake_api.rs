@@ -6,13 +6,13 @@ mod fake;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fake::FakeApi;
+use fake::{FakeApi, SERVICE, server, target, writer};
 use mixquant_crds::status::{MixQuantServiceStatus, Phase, Reason};
 use mixquant_crds::{Digest, JobMessage, MixQuantService};
 use mixquant_operator::action::{
     Action, DeploymentRequest, Event, JobRequest, JobWork, NewRevision, ObjectRef,
 };
-use mixquant_operator::apply::{Target, Writer, get_service};
+use mixquant_operator::apply::{Target, Writer};
 use mixquant_operator::build::deployment;
 use mixquant_operator::clock;
 use mixquant_operator::error::Error;
@@ -27,37 +27,9 @@ use mixquant_operator::validate::validate;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-const SERVICE: &str = "/apis/mixquant.io/v1alpha1/namespaces/models/mixquantservices/chat";
 const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/models/deployments/chat-0123456789";
 const MAIN: &str = "/api/v1/namespaces/models/services/chat";
 const JOB: &str = "/apis/batch/v1/namespaces/models/jobs/chat-calibrate-1";
-
-fn server() -> FakeApi {
-    let api = FakeApi::default();
-    let mut service: Value =
-        serde_norway::from_str(include_str!("../../crds/examples/chat.yaml")).unwrap();
-    service["metadata"]["namespace"] = json!("models");
-    service["metadata"]["uid"] = json!("service-uid");
-    service["metadata"]["generation"] = json!(1);
-    api.put(SERVICE, service);
-    api
-}
-
-fn writer(api: &FakeApi, fence: Fence) -> Writer {
-    Writer::new(
-        api.client(),
-        fence,
-        Arc::new(Metrics::default()),
-        "test".into(),
-    )
-}
-
-async fn target(api: &FakeApi) -> Target {
-    let stored = get_service(&api.client(), "models", "chat").await.unwrap();
-    let mut target = Target::read(stored.unwrap()).ok().unwrap();
-    target.valid = Some(validate(&target.service).unwrap());
-    target
-}
 
 fn frozen(service: &MixQuantService) -> FrozenRevision {
     let digest = Digest::of_bytes(b"artifact");
@@ -146,7 +118,7 @@ async fn traffic_is_widened_to_every_revision_and_narrowed_again() {
         let mut target = target(&api).await;
         let plan = [Action::ApplyTraffic(traffic.clone())];
         writer.execute(&mut target, &plan).await.unwrap();
-        let observer = Observer::new(api.client());
+        let observer = Observer::new(api.client(), vec!["system".into()]);
         let observed = observer
             .observe(&target.owner, &target.service)
             .await
@@ -317,7 +289,7 @@ async fn a_lost_event_stops_nothing() {
 async fn what_the_spec_refers_to_is_missing_by_name_or_present_by_digest() {
     let api = server();
     let target = target(&api).await;
-    let observer = Observer::new(api.client());
+    let observer = Observer::new(api.client(), vec!["system".into()]);
     let observed = observer
         .observe(&target.owner, &target.service)
         .await
@@ -379,7 +351,7 @@ async fn what_was_applied_is_observed_as_matching_and_a_failed_job_with_its_word
         "status": {"phase": "Failed", "containerStatuses": [{"name": "calibration", "ready": false, "restartCount": 0, "image": "", "imageID": "",
             "state": {"terminated": {"exitCode": 2, "message": report, "finishedAt": "2026-01-01T00:00:01Z"}}}]}}));
 
-    let observed = Observer::new(api.client())
+    let observed = Observer::new(api.client(), vec!["system".into()])
         .observe(&target.owner, &target.service)
         .await
         .unwrap();

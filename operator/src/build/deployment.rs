@@ -48,6 +48,7 @@ pub fn template(service: &ValidService, artifact: &Digest) -> PodTemplateSpec {
     container.readiness_probe = Some(probe("/readyz", 2, 3));
     container.liveness_probe = Some(probe("/livez", 10, 6));
     let mut pod = meta::pod(
+        service,
         container,
         vec![
             meta::claim("models", &service.model.claim),

@@ -12,10 +12,22 @@ use mixquant_crds::service::ConfigMapKey;
 use mixquant_crds::{Digest, PrecisionPlan, names};
 
 use super::meta::{self, Access, COMPONENT_CALIBRATION, COMPONENT_VERIFICATION, Owner, labels};
+use crate::action::{JobRequest, JobWork};
 use crate::validate::ValidService;
 
 /// Tries of a Job after the first that ended in a way which another try may cure.
 const BACKOFF_LIMIT: i32 = 2;
+
+/// The Job that a plan asks for.
+pub fn requested(owner: &Owner, service: &ValidService, request: &JobRequest) -> Job {
+    let name = &request.name;
+    match &request.work {
+        JobWork::Calibrate { plan, expect_model } => {
+            calibration(owner, name, service, (plan, expect_model.as_ref()))
+        }
+        JobWork::Verify { artifact } => verification(owner, name, service, artifact),
+    }
+}
 
 /// The calibration Job `name`: reads the model (only the expected one, when one is) and both data sets, writes an artifact by the plan, reports it.
 ///
@@ -111,7 +123,7 @@ impl Work<'_> {
         let mut container = meta::container(self.component, &service.engine.image, self.args);
         container.resources = meta::resources(service.calibration.resources.as_ref());
         container.volume_mounts = Some(mounts);
-        let mut pod = meta::pod(container, volumes);
+        let mut pod = meta::pod(service, container, volumes);
         pod.restart_policy = Some("Never".into());
         // The engine writes to a temporary folder and renames it: a quick end leaves nothing half-written.
         pod.termination_grace_period_seconds = Some(5);

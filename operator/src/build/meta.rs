@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Capabilities, ConfigMapVolumeSource, Container, ContainerPort, KeyToPath,
+    Capabilities, ConfigMapVolumeSource, Container, ContainerPort, KeyToPath, LocalObjectReference,
     PersistentVolumeClaimVolumeSource, PodSecurityContext, PodSpec, ResourceRequirements,
     SeccompProfile, SecurityContext, Volume, VolumeMount,
 };
@@ -11,6 +11,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, 
 use kube::Resource;
 use mixquant_crds::service::{ConfigMapKey, Resources};
 use mixquant_crds::{MixQuantService, names};
+
+use crate::validate::ValidService;
 
 /// The user and group of every container: the images' own, and no one on the node.
 pub const USER: i64 = 65532;
@@ -114,10 +116,18 @@ pub fn selector(labels: BTreeMap<String, String>) -> LabelSelector {
     }
 }
 
-/// A pod without rights: no token, no root, files of the volume readable by the group.
-pub fn pod(container: Container, volumes: Vec<Volume>) -> PodSpec {
+/// A pod of `service` without rights: no token, no root, files of the volume readable by the group.
+pub fn pod(service: &ValidService, container: Container, volumes: Vec<Volume>) -> PodSpec {
+    let secrets = service.engine.image_pull_secrets.iter();
+    let secrets: Vec<LocalObjectReference> = secrets
+        .map(|secret| LocalObjectReference {
+            name: secret.name.clone(),
+        })
+        .collect();
     PodSpec {
+        service_account_name: Some(super::companion::name(&service.name)),
         automount_service_account_token: Some(false),
+        image_pull_secrets: (!secrets.is_empty()).then_some(secrets),
         enable_service_links: Some(false),
         containers: vec![container],
         volumes: Some(volumes),

@@ -7,9 +7,14 @@ use mixquant_crds::MixQuantServiceStatus;
 use mixquant_crds::status::{Reason, RevisionStatus, RolloutStage};
 
 use super::{Decisions, Measured, World};
-use crate::action::{Action, DeploymentRequest, Event, JobRequest, NewRevision, ObjectRef};
+use crate::action::{
+    Action, CompanionRequest, DeploymentRequest, Event, JobRequest, NewRevision, ObjectRef,
+};
 use crate::canary;
-use crate::observed::{FrozenRevision, JobState, Kind, ObjectName, ObservedDeployment, Traffic};
+use crate::observed::{
+    Companion, CompanionState, FrozenRevision, JobState, Kind, ObjectName, ObservedDeployment,
+    Traffic,
+};
 use crate::revision::{freeze_again, object_name};
 
 /// Revisions that are neither stable nor canary and are kept at no pods, newest first.
@@ -76,12 +81,42 @@ pub(super) fn effects(
     target: Option<&FrozenRevision>,
 ) -> Vec<Action> {
     let mut actions = Vec::new();
+    // Pods are not created while their account is missing.
+    let (account, beside) = companions(world, decisions);
+    actions.extend(account);
     jobs(world, decisions, measured, &mut actions);
     traffic(world, decisions, &mut actions);
     roles(world, decisions, target, &mut actions);
     leavers(world, decisions, &mut actions);
     history(world, decisions, target, &mut actions);
+    // Last: a refusal of one of these ends the pass, and must not keep what serves from being rolled back.
+    actions.extend(beside);
     actions
+}
+
+/// What stands beside the pods and is not right: the account, and the others.
+fn companions(world: &World<'_>, decisions: &mut Decisions) -> (Vec<Action>, Vec<Action>) {
+    let mut wrong = Vec::new();
+    for seen in &world.observed.companions {
+        match &seen.state {
+            CompanionState::Right | CompanionState::Unreadable => {}
+            CompanionState::Wrong => wrong.push(seen.companion),
+            CompanionState::Foreign { name } => decisions.block(name.clone()),
+        }
+    }
+    let (account, beside): (Vec<_>, Vec<_>) = wrong
+        .into_iter()
+        .partition(|companion| *companion == Companion::Account);
+    let apply = |companion| {
+        Action::ApplyCompanion(CompanionRequest {
+            companion,
+            installation: world.observed.installation.clone(),
+        })
+    };
+    (
+        account.into_iter().map(apply).collect(),
+        beside.into_iter().map(apply).collect(),
+    )
 }
 
 fn name(kind: Kind, name: String) -> ObjectName {
@@ -96,9 +131,7 @@ fn push(
     (object, action): (ObjectName, Action),
 ) {
     if world.is_foreign(&object) {
-        if !decisions.blocked.contains(&object) {
-            decisions.blocked.push(object);
-        }
+        decisions.block(object.to_string());
     } else {
         actions.push(action);
     }

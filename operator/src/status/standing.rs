@@ -66,11 +66,6 @@ pub(super) fn standing(
 }
 
 fn blocked(decisions: &Decisions) -> Standing {
-    let names: Vec<String> = decisions
-        .blocked
-        .iter()
-        .map(|object| format!("{:?} {}", object.kind, object.name))
-        .collect();
     Standing {
         phase: Phase::Pending,
         stalled: None,
@@ -78,7 +73,7 @@ fn blocked(decisions: &Decisions) -> Standing {
             Reason::DependencyMissing,
             format!(
                 "{} belongs to another owner: it is waited for; delete it or rename the service",
-                names.join(", ")
+                decisions.blocked.join(", ")
             ),
         )),
     }

@@ -1,6 +1,8 @@
 //! A small apiserver in memory behind a real `kube::Client`: a map from path to object with resourceVersions, uids, preconditions,
 //! label selectors and server-side apply as a merge. It counts writes and refuses what a test tells it to.
 
+#![allow(dead_code, reason = "each test program uses its part of this module")]
+
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -9,7 +11,45 @@ use http_body_util::BodyExt;
 use hyper::{Method, Request, Response, StatusCode};
 use kube::Client;
 use kube::client::Body;
+use mixquant_operator::apply::{Target, Writer, get_service};
+use mixquant_operator::lease::Fence;
+use mixquant_operator::metrics::Metrics;
+use mixquant_operator::validate::validate;
 use serde_json::{Value, json};
+
+/// Where the example is stored.
+pub(crate) const SERVICE: &str =
+    "/apis/mixquant.io/v1alpha1/namespaces/models/mixquantservices/chat";
+
+/// A server that holds the example `chat`.
+pub(crate) fn server() -> FakeApi {
+    let api = FakeApi::default();
+    let mut service: Value =
+        serde_norway::from_str(include_str!("../../../crds/examples/chat.yaml")).unwrap();
+    service["metadata"]["namespace"] = json!("models");
+    service["metadata"]["uid"] = json!("service-uid");
+    service["metadata"]["generation"] = json!(1);
+    api.put(SERVICE, service);
+    api
+}
+
+/// A writer behind `fence`.
+pub(crate) fn writer(api: &FakeApi, fence: Fence) -> Writer {
+    Writer::new(
+        api.client(),
+        fence,
+        Arc::new(Metrics::default()),
+        "test".into(),
+    )
+}
+
+/// The example as it is stored, read and checked.
+pub(crate) async fn target(api: &FakeApi) -> Target {
+    let stored = get_service(&api.client(), "models", "chat").await.unwrap();
+    let mut target = Target::read(stored.unwrap()).ok().unwrap();
+    target.valid = Some(validate(&target.service).unwrap());
+    target
+}
 
 /// The state of the server.
 #[derive(Default)]

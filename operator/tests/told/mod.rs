@@ -10,8 +10,8 @@ use mixquant_crds::report::{CalibrationReport, VerifyReport};
 use mixquant_crds::{Digest, JobMessage, MixQuantService};
 use mixquant_operator::action::{Action, JobWork, Plan};
 use mixquant_operator::observed::{
-    Dataset, JobState, Kind, Observed, ObservedDeployment, ObservedJob, ObservedRevision,
-    ObservedTraffic, Presence,
+    Companion, CompanionState, Dataset, Installation, JobState, Kind, Observed, ObservedDeployment,
+    ObservedJob, ObservedRevision, ObservedTraffic, Presence,
 };
 use mixquant_operator::plan::plan;
 use mixquant_operator::samples::{Histogram, Samples, TrackSamples};
@@ -108,6 +108,8 @@ impl Told {
                 pods: Vec::new(),
                 traffic: None,
                 foreign: Vec::new(),
+                installation: Installation::default(),
+                companions: Vec::new(),
             },
             made: 0,
         }
@@ -237,6 +239,12 @@ impl Told {
         }
     }
 
+    fn mend(&mut self, companion: Companion) {
+        let mut all = self.observed.companions.iter_mut();
+        let found = all.find(|seen| seen.companion == companion);
+        found.expect("one that was observed").state = CompanionState::Right;
+    }
+
     pub fn act(&mut self, plan: &Plan) {
         for action in &plan.actions {
             self.made += 1;
@@ -283,6 +291,7 @@ impl Told {
                         matches: true,
                     });
                 }
+                Action::ApplyCompanion(request) => self.mend(request.companion),
                 Action::ApplyJob(job) => self.observed.jobs.push(ObservedJob {
                     name: job.name.clone(),
                     uid,
@@ -352,6 +361,7 @@ pub fn brief(action: &Action) -> String {
             request.frozen.image, request.replicas
         ),
         Action::ApplyTraffic(traffic) => format!("ApplyTraffic {traffic:?}"),
+        Action::ApplyCompanion(request) => format!("ApplyCompanion {:?}", request.companion),
         Action::ApplyJob(job) => {
             let work = match job.work {
                 JobWork::Calibrate { .. } => "calibrate",

@@ -1,6 +1,6 @@
 //! The cluster: what the API holds, and controllers, pods, Jobs and people that change it in virtual time.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use jiff::Timestamp;
 use mixquant_crds::report::{CalibrationReport, FailureReason, JobFailure, VerifyReport};
@@ -8,7 +8,7 @@ use mixquant_crds::status::MixQuantServiceStatus;
 use mixquant_crds::{Digest, JobMessage, KvPrecision, MixQuantService};
 use mixquant_operator::action::{JobRequest, JobWork, Window};
 use mixquant_operator::observed::{
-    FrozenRevision, JobState, Observed, ObservedJob, ObservedRevision, Traffic,
+    Companion, FrozenRevision, JobState, Observed, ObservedJob, ObservedRevision, Traffic,
 };
 
 use super::scenario::Dice;
@@ -63,6 +63,7 @@ pub struct Cluster {
     pub(super) revisions: Vec<ObservedRevision>,
     pub(super) deployments: Vec<(FrozenRevision, String, i32)>,
     pub(super) traffic: Option<Traffic>,
+    pub(super) companions: BTreeSet<Companion>,
     /// The pods that must be ready and selected now; less while faults heal.
     pub(super) floor: Floor,
     pub(super) jobs: Vec<Job>,
@@ -122,6 +123,7 @@ impl Cluster {
             revisions: Vec::new(),
             deployments: Vec::new(),
             traffic: None,
+            companions: BTreeSet::new(),
             jobs: Vec::new(),
             calibration_data: Some(0),
             keeps_history: false,

@@ -49,6 +49,10 @@ impl Cluster {
                 self.traffic = Some(traffic.clone());
                 self.changed();
             }
+            Action::ApplyCompanion(request) => {
+                self.companions.insert(request.companion);
+                self.changed();
+            }
             Action::ApplyJob(job) => self.make_job(job),
             Action::Delete(object) => {
                 let name = &object.object.name;
@@ -274,6 +278,7 @@ fn brief(action: &Action) -> String {
             request.frozen.revision, request.replicas
         ),
         Action::ApplyTraffic(traffic) => format!("ApplyTraffic {traffic:?}"),
+        Action::ApplyCompanion(request) => format!("ApplyCompanion {:?}", request.companion),
         Action::ApplyJob(job) => format!("ApplyJob {}", job.name),
         Action::Delete(object) => format!("Delete {:?} {}", object.object.kind, object.object.name),
         Action::Publish(event) => format!("Publish {:?}: {}", event.reason, event.note),

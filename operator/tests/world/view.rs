@@ -1,9 +1,10 @@
 //! What is read from the cluster: metrics pages, observations (stale ones too), the end of a life.
 
 use mixquant_crds::{Digest, KvPrecision};
+use mixquant_operator::build::companion;
 use mixquant_operator::observed::{
-    Dataset, FrozenRevision, Observed, ObservedDeployment, ObservedPod, ObservedTraffic, Presence,
-    Traffic,
+    CompanionState, Dataset, FrozenRevision, Installation, Observed, ObservedCompanion,
+    ObservedDeployment, ObservedPod, ObservedTraffic, Presence, Traffic,
 };
 
 use super::End;
@@ -72,6 +73,18 @@ impl Cluster {
                 matches: true,
             }),
             foreign: Vec::new(),
+            installation: Installation::default(),
+            companions: companion::wanted(&Installation::default())
+                .into_iter()
+                .map(|companion| ObservedCompanion {
+                    companion,
+                    state: if self.companions.contains(&companion) {
+                        CompanionState::Right
+                    } else {
+                        CompanionState::Wrong
+                    },
+                })
+                .collect(),
         }
     }
 

@@ -1,0 +1,222 @@
+//! The operator against a real apiserver, with nothing else of a cluster: what it makes beside a service's pods, and that it mends it.
+#![expect(
+    clippy::unwrap_used,
+    reason = "the helpers of these tests are tests too"
+)]
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use mixquant_e2e::apiserver;
+use mixquant_e2e::kubectl::Kubectl;
+use mixquant_e2e::means;
+use serde_json::{Value, json};
+
+/// How long the operator may take for one thing.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The Prometheus operator's kinds as the apiserver must know them; what their specs hold is its own affair.
+const MONITORING: [(&str, &str); 2] = [
+    ("PodMonitor", "podmonitors"),
+    ("PrometheusRule", "prometheusrules"),
+];
+
+/// A running operator that serves one namespace; it ends with the test.
+struct Operator {
+    process: Child,
+    port: u16,
+}
+
+impl Operator {
+    fn start(kubectl: &Kubectl, namespace: &str) -> Option<Self> {
+        let program = means::built("mixquant-operator")?;
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        let process = Command::new(program)
+            .args(["run", "--leader-elect=false", "--log-format=text"])
+            .args([
+                "--watch-namespace",
+                namespace,
+                "--lease-namespace",
+                "mixquant-system",
+            ])
+            .args(["--metrics-reader", "monitoring"])
+            .arg(format!("--admin-listen=127.0.0.1:{port}"))
+            .env("KUBECONFIG", kubectl.kubeconfig().unwrap())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        Some(Self { process, port })
+    }
+
+    /// The sum of all series of a metric; 0 while the page is not there yet.
+    fn sum(&self, metric: &str) -> f64 {
+        let address = format!("http://127.0.0.1:{}/metrics", self.port);
+        let page = Command::new("curl")
+            .args(["-s", "-m", "5", &address])
+            .output()
+            .unwrap();
+        let page = String::from_utf8_lossy(&page.stdout).into_owned();
+        let series = page.lines().filter(|line| line.starts_with(metric));
+        series
+            .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
+            .sum()
+    }
+}
+
+impl Drop for Operator {
+    fn drop(&mut self) {
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}
+
+/// Looks again and again until `found` gives something.
+fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "{what} did not happen within {PATIENCE:?}"
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn know_monitoring(kubectl: &Kubectl) {
+    for (kind, plural) in MONITORING {
+        let version = json!({"name": "v1", "served": true, "storage": true,
+            "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}}});
+        let names = json!({"kind": kind, "plural": plural, "singular": kind.to_lowercase()});
+        let crd = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": {"name": format!("{plural}.monitoring.coreos.com"), "annotations": {"api-approved.kubernetes.io": "unapproved, test"}},
+            "spec": {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": names, "versions": [version]}});
+        kubectl.apply(&crd.to_string()).unwrap();
+        let name = format!("customresourcedefinition/{plural}.monitoring.coreos.com");
+        kubectl
+            .must(&[
+                "wait",
+                "--for=condition=Established",
+                "--timeout=30s",
+                &name,
+            ])
+            .unwrap();
+    }
+}
+
+const OBJECTS: [&str; 6] = [
+    "serviceaccount/chat-mixquant",
+    "networkpolicy/chat-engine",
+    "networkpolicy/chat-jobs",
+    "poddisruptionbudget/chat-mixquant",
+    "podmonitor/chat-mixquant",
+    "prometheusrule/chat-mixquant",
+];
+
+#[test]
+fn the_operator_makes_what_stands_beside_the_pods_mends_it_and_then_rests() {
+    if means::program("curl").is_none() {
+        return means::skip("curl is missing");
+    }
+    let Some(server) = apiserver::with_resource() else {
+        return;
+    };
+    know_monitoring(&server.kubectl);
+    let namespace = "companions";
+    server
+        .kubectl
+        .must(&["create", "namespace", namespace])
+        .unwrap();
+    let kubectl = server.kubectl.in_namespace(namespace);
+    let example = means::repository().join("crds/examples/chat.yaml");
+    kubectl
+        .must(&["apply", "-f", &example.display().to_string()])
+        .unwrap();
+    let Some(operator) = Operator::start(&kubectl, namespace) else {
+        return;
+    };
+
+    let get = |object: &str| kubectl.get(&[object]).unwrap();
+    let uid = get("mqs/chat")["metadata"]["uid"].clone();
+    for object in OBJECTS {
+        let made = wait_for(object, || Some(get(object)).filter(|made| !made.is_null()));
+        let owner = &made["metadata"]["ownerReferences"][0];
+        assert_eq!(
+            (&owner["uid"], &owner["controller"]),
+            (&uid, &json!(true)),
+            "{object}"
+        );
+    }
+    assert_eq!(get(OBJECTS[0])["automountServiceAccountToken"], false);
+    let policy = get("networkpolicy/chat-engine");
+    assert_eq!(policy["spec"]["policyTypes"], json!(["Ingress", "Egress"]));
+    let readers = &policy["spec"]["ingress"][1]["from"][0]["namespaceSelector"]["matchExpressions"]
+        [0]["values"];
+    assert_eq!(*readers, json!(["mixquant-system", "monitoring"]));
+
+    opened_and_closed(&kubectl);
+    rests(&operator, &kubectl);
+}
+
+/// Somebody opens the policies: both lists are put back as a whole.
+fn opened_and_closed(kubectl: &Kubectl) {
+    let open = json!({"spec": {"egress": [{}], "ingress": [{}]}}).to_string();
+    for policy in ["networkpolicy/chat-engine", "networkpolicy/chat-jobs"] {
+        let before = kubectl.get(&[policy]).unwrap()["spec"].clone();
+        kubectl
+            .must(&["patch", policy, "--type=merge", "--patch", &open])
+            .unwrap();
+        wait_for("closing the policy again", || {
+            let now = kubectl.get(&[policy]).unwrap()["spec"].clone();
+            (now == before).then_some(())
+        });
+    }
+    let loose = json!({"spec": {"maxUnavailable": "100%"}}).to_string();
+    let budget = "poddisruptionbudget/chat-mixquant";
+    kubectl
+        .must(&["patch", budget, "--type=merge", "--patch", &loose])
+        .unwrap();
+    wait_for("mending the budget", || {
+        (kubectl.get(&[budget]).unwrap()["spec"]["maxUnavailable"] == 1).then_some(())
+    });
+    kubectl
+        .must(&["delete", "serviceaccount", "chat-mixquant"])
+        .unwrap();
+    wait_for("making the account again", || {
+        let made: Value = kubectl.get(&["serviceaccount/chat-mixquant"]).unwrap();
+        (!made.is_null()).then_some(())
+    });
+}
+
+/// Woken without a reason, the operator looks and writes nothing: what the server made of its objects is what it wants.
+fn rests(operator: &Operator, kubectl: &Kubectl) {
+    let writes = || operator.sum("mixquant_operator_api_writes_total");
+    let passes = || operator.sum("mixquant_operator_reconcile_duration_seconds_count");
+    let wake = |value: &str| {
+        let before = passes();
+        let value = format!("test/wake={value}");
+        kubectl
+            .must(&["annotate", "--overwrite", "mqs/chat", &value])
+            .unwrap();
+        wait_for("a pass", || (passes() > before).then_some(()));
+    };
+    // The first two passes may still be those that ended the mending.
+    wake("1");
+    wake("2");
+    let before = writes();
+    assert!(before > 0.0, "the metrics were not read");
+    for value in ["3", "4", "5"] {
+        wake(value);
+    }
+    let more = writes() - before;
+    assert!(more.abs() < 0.5, "{more} writes at rest");
+}
