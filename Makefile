@@ -68,6 +68,10 @@ rollouts: prerequisites ## The same, 100 times (about three hours)
 test-long: ## The long forms of the engine's tests: whole reference files, slow clients
 	cargo test --release -p mixquant-engine -- --ignored
 
+.PHONY: deny
+deny: ## Licences, sources and advisories of all dependencies (needs cargo-deny)
+	cargo deny check
+
 .PHONY: check-generated
 check-generated: ## The committed CRD is what the types say; UPDATE_EXPECT=1 rewrites it
 	cargo test -q -p mixquant-crds --features kube --test generated
