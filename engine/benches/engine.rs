@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use half::bf16;
 use mixquant_crds::{DecodeScheme, KvPrecision, PrecisionPlan, PrefillScheme};
-use mixquant_engine::kernels::{self, Matrix, Values};
+use mixquant_engine::kernels::{self, Activations, Int8Rows, Matrix, Packed, Values};
 use mixquant_engine::model::{Chunk, LogitRows, Model, Pass, Workspace};
-use mixquant_engine::quant::{Int8Rows, PackedInt8, QuantisedLinear};
+use mixquant_engine::quant::QuantisedLinear;
 
 const PROMPT: usize = 1000;
 const SAMPLES: usize = 5;
@@ -150,15 +150,16 @@ fn kernels_of(backend: &dyn kernels::Backend) {
         columns: k,
     };
     let float = best(|| backend.matmul(black_box(&x), matrix, n, &mut dst));
-    let packed = PackedInt8::pack(&QuantisedLinear::from_rows("w".into(), &w, n, k));
-    let (values, scale, sum) = (vec![3_i8; m * k], vec![0.5; m], vec![3 * 1024; m]);
-    let rows = Int8Rows {
+    let packed = Packed::w8a8(&QuantisedLinear::from_rows("w".into(), &w, n, k))
+        .expect("the linear is whole");
+    let (values, scales, sums) = (vec![3_i8; m * k], vec![0.5; m], vec![3 * 1024; m]);
+    let rows = Activations::Int8(Int8Rows {
         values: &values,
-        scale: &scale,
-        sum: &sum,
-        row_len: PackedInt8::row_len(k),
-    };
-    let int8 = best(|| backend.matmul_int8(black_box(rows), &packed, 0..n, n, &mut dst));
+        scales: &scales,
+        sums: &sums,
+        groups: packed.groups().expect("integers take INT8 rows"),
+    });
+    let int8 = best(|| backend.matmul_packed(black_box(rows), &packed, 0..n, n, &mut dst));
     let operations = (2 * m * n * k) as f64 / 1e9;
     println!(
         "{:8} GEMV BF16 {gemv:6.1} GB/s   GEMM FP32 {:7.1} GFLOP/s   GEMM INT8 {:7.1} GOP/s",

@@ -2,6 +2,14 @@
 //!
 //! As in the AVX-512 kernels, a dot product has its own eight running sums and one fixed order of folding, whatever the tile around it.
 #![expect(
+    clippy::cast_ptr_alignment,
+    reason = "what is read through such a pointer is read unaligned"
+)]
+#![expect(
+    clippy::needless_range_loop,
+    reason = "tiles are unrolled over constant bounds"
+)]
+#![expect(
     unsafe_code,
     reason = "instruction sets are chosen at run time and tiles are read through pointers"
 )]
@@ -29,8 +37,8 @@ mod x86 {
 
     use half::bf16;
 
-    use super::super::{Backend, Matrix, Rotation, Values, check_int8, check_weighted, lanes};
-    use crate::quant::{Int8Rows, PackedInt8};
+    use super::super::packed::{BLOCK, Bits, Int8Rows, Integers, Line};
+    use super::super::{Backend, Matrix, Rotation, Values, check_integers, check_weighted, lanes};
 
     /// Exists only when the features were seen: the safety of every call below rests on that.
     #[derive(Debug)]
@@ -166,69 +174,124 @@ mod x86 {
         }
     }
 
-    /// One row of activations times one block of 16 channels: INT32 sums of `(w + 128) * x`. Bytes are widened to 16 bits first, because
-    /// `vpmaddubsw` would saturate.
+    /// `x * code` of 8 channels and 4 inputs each, added in pairs and again in pairs: the pairs of `vpmaddubsw` must fit 16 bits.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn int8_tile(
+    fn add_products(sum: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
+        let pairs = _mm256_maddubs_epi16(unsigned, signed);
+        _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+    }
+
+    /// `M` rows of activations times one group of a block: INT32 sums of `x * code` (the offset is taken off).
+    ///
+    /// 8-bit weights are made signed and multiply as `|w| * (x with the sign of w)`, since an unsigned byte times a byte, twice, does not fit 16 bits.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn int8_tile<const M: usize>(
         x: *const i8,
         row_len: usize,
-        block: *const u8,
-    ) -> [i32; PackedInt8::BLOCK] {
-        // Each register holds two partial sums of four channels.
-        let mut sums = [_mm256_setzero_si256(); 4];
-        for group in 0..row_len / PackedInt8::GROUP {
-            // SAFETY: the caller has checked a row of `row_len` activations and a block of `16 * row_len` weights.
-            unsafe {
-                let inputs = x
-                    .add(group * PackedInt8::GROUP)
-                    .cast::<i32>()
-                    .read_unaligned();
-                let inputs = _mm256_cvtepi8_epi16(_mm_set1_epi32(inputs));
-                for (quarter, sum) in sums.iter_mut().enumerate() {
-                    let weights = _mm256_cvtepu8_epi16(_mm_loadu_si128(
-                        block.add(group * 64 + quarter * 16).cast(),
-                    ));
-                    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(weights, inputs));
+        bits: Bits,
+        lines: &[Line],
+    ) -> [[__m256i; 2]; M] {
+        let mut sums = [[_mm256_setzero_si256(); 2]; M];
+        for (index, line) in lines.iter().enumerate() {
+            for half in 0..2 {
+                // SAFETY: a line has 64 bytes; the caller has checked `M` rows of whole groups of activations.
+                unsafe {
+                    let codes = _mm256_load_si256(line.0.as_ptr().add(half * 32).cast());
+                    for m in 0..M {
+                        let inputs = x.add(m * row_len + index * bits.inputs()).cast::<i32>();
+                        let first = _mm256_set1_epi32(inputs.read_unaligned());
+                        let sum = sums[m][half];
+                        sums[m][half] = if bits == Bits::Eight {
+                            let codes = _mm256_xor_si256(codes, _mm256_set1_epi8(i8::MIN));
+                            add_products(
+                                sum,
+                                _mm256_abs_epi8(codes),
+                                _mm256_sign_epi8(first, codes),
+                            )
+                        } else {
+                            let nibble = _mm256_set1_epi8(15);
+                            let low = _mm256_and_si256(codes, nibble);
+                            let high = _mm256_and_si256(_mm256_srli_epi16::<4>(codes), nibble);
+                            let second = _mm256_set1_epi32(inputs.add(1).read_unaligned());
+                            add_products(add_products(sum, low, first), high, second)
+                        };
+                    }
                 }
             }
         }
-        let mut result = [0; PackedInt8::BLOCK];
-        for (sum, channels) in sums.iter().zip(result.chunks_exact_mut(4)) {
-            let mut pairs = [0_i32; 8];
-            // SAFETY: `pairs` has room for one register.
-            unsafe { _mm256_storeu_si256(pairs.as_mut_ptr().cast(), *sum) };
-            for (channel, pair) in channels.iter_mut().zip(pairs.chunks_exact(2)) {
-                *channel = pair[0] + pair[1];
+        sums
+    }
+
+    /// `M` rows from `m` on times one block.
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn integers_rows<const M: usize>(
+        x: &Int8Rows<'_>,
+        m: usize,
+        w: &Integers,
+        block: usize,
+    ) -> [[f32; BLOCK]; M] {
+        let (groups, bits) = (w.groups(), w.bits());
+        let mut totals = [[0.0; BLOCK]; M];
+        for (group, lines) in w.block(block).chunks_exact(w.group_lines()).enumerate() {
+            let inputs = &x.values[m * groups.row_len() + group * groups.padded()..];
+            // SAFETY: `check_integers` saw rows of whole groups, and the caller `M` rows from `m` on.
+            let sums = unsafe { int8_tile::<M>(inputs.as_ptr(), groups.row_len(), bits, lines) };
+            for (row, sums) in sums.iter().enumerate() {
+                let mut products = [0_i32; BLOCK];
+                // SAFETY: `products` has room for two registers.
+                unsafe {
+                    _mm256_storeu_si256(products.as_mut_ptr().cast(), sums[0]);
+                    _mm256_storeu_si256(products.as_mut_ptr().add(8).cast(), sums[1]);
+                }
+                let factors = (m + row) * groups.count() + group;
+                // The sign trick has taken the offset of 8-bit weights off.
+                let offset = if bits == Bits::Eight {
+                    0
+                } else {
+                    i32::from(bits.offset())
+                };
+                lanes::scale_group(
+                    &mut totals[row],
+                    products.map(|products| products - offset * x.sums[factors]),
+                    (x.scales[factors], x.sums[factors]),
+                    w.scales(block, group),
+                    w.zeros(block, group),
+                );
             }
         }
-        result
+        totals
     }
 
     #[target_feature(enable = "avx2,fma")]
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "the definition: the INT32 sum is rounded to FP32 once"
-    )]
-    fn matmul_int8(
+    fn matmul_integers(
         x: Int8Rows<'_>,
-        w: &PackedInt8,
+        w: &Integers,
         channels: Range<usize>,
         stride: usize,
         dst: &mut [f32],
     ) {
-        check_int8(&x, w, &channels, stride, dst);
-        for first in channels.clone().step_by(PackedInt8::BLOCK) {
-            let block =
-                w.data()[first / PackedInt8::BLOCK * w.block_len()..][..w.block_len()].as_ptr();
-            for m in 0..x.rows() {
-                // SAFETY: `check_int8` saw whole rows and blocks.
-                let sums = unsafe { int8_tile(x.row(m).as_ptr(), x.row_len, block) };
-                for (channel, sum) in (first..channels.end).zip(sums) {
-                    let sum = (sum - 128 * x.sum[m]) as f32;
-                    dst[m * stride + channel - channels.start] =
-                        sum * x.scale[m] * w.scale()[channel];
+        const ROWS: usize = 4;
+        check_integers(&x, w, &channels, stride, dst);
+        for first in channels.clone().step_by(BLOCK) {
+            let (block, width) = (first / BLOCK, BLOCK.min(channels.end - first));
+            let mut m = 0;
+            while m < x.rows() {
+                let rows = if m + ROWS <= x.rows() { ROWS } else { 1 };
+                // SAFETY: `m + rows <= x.rows()` in both arms.
+                let totals = unsafe {
+                    if rows == ROWS {
+                        integers_rows::<ROWS>(&x, m, w, block)
+                    } else {
+                        [integers_rows::<1>(&x, m, w, block)[0]; ROWS]
+                    }
+                };
+                for (row, totals) in (m..m + rows).zip(&totals) {
+                    dst[row * stride + first - channels.start..][..width]
+                        .copy_from_slice(&totals[..width]);
                 }
+                m += rows;
             }
         }
     }
@@ -254,16 +317,16 @@ mod x86 {
             }
         }
 
-        fn matmul_int8(
+        fn matmul_integers(
             &self,
             x: Int8Rows<'_>,
-            w: &PackedInt8,
+            w: &Integers,
             channels: Range<usize>,
             stride: usize,
             dst: &mut [f32],
         ) {
             // SAFETY: an `Avx2` exists, so its features were detected.
-            unsafe { matmul_int8(x, w, channels, stride, dst) }
+            unsafe { matmul_integers(x, w, channels, stride, dst) }
         }
 
         fn weighted_sum(&self, weights: &[f32], values: &[f32], columns: usize, dst: &mut [f32]) {

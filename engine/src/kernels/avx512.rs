@@ -3,6 +3,10 @@
 //! A dot product runs over one register of 16 running sums, whatever the tile around it, and is folded in one fixed order: so an output has
 //! the same bits in a batch of any size.
 #![expect(
+    clippy::cast_ptr_alignment,
+    reason = "what is read through such a pointer is read unaligned"
+)]
+#![expect(
     clippy::needless_range_loop,
     reason = "tiles are unrolled over constant bounds"
 )]
@@ -10,6 +14,9 @@
     unsafe_code,
     reason = "instruction sets are chosen at run time and tiles are read through pointers"
 )]
+
+#[cfg(target_arch = "x86_64")]
+mod integers;
 
 use super::Backend;
 
@@ -34,8 +41,8 @@ mod x86 {
 
     use half::bf16;
 
-    use super::super::{Backend, Matrix, Rotation, Values, check_int8, check_weighted, lanes};
-    use crate::quant::{Int8Rows, PackedInt8};
+    use super::super::packed::{Int8Rows, Integers};
+    use super::super::{Backend, Matrix, Rotation, Values, check_weighted, lanes};
 
     /// Exists only when the features were seen: the safety of every call below rests on that.
     #[derive(Debug)]
@@ -273,88 +280,6 @@ mod x86 {
         }
     }
 
-    /// `M` rows of activations times one block of 16 channels: INT32 sums of `(w + 128) * x`.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn int8_tile<const M: usize>(
-        x: *const i8,
-        row_len: usize,
-        block: *const u8,
-    ) -> [__m512i; M] {
-        let mut sums = [_mm512_setzero_si512(); M];
-        // SAFETY: the caller has checked `M` rows of `row_len` activations and a block of `16 * row_len` weights.
-        unsafe {
-            let rows: [*const i8; M] = std::array::from_fn(|m| x.add(m * row_len));
-            for group in 0..row_len / PackedInt8::GROUP {
-                let weights = _mm512_loadu_si512(block.add(group * 64).cast());
-                for m in 0..M {
-                    let inputs = rows[m]
-                        .add(group * PackedInt8::GROUP)
-                        .cast::<i32>()
-                        .read_unaligned();
-                    sums[m] = _mm512_dpbusd_epi32(sums[m], weights, _mm512_set1_epi32(inputs));
-                }
-            }
-        }
-        sums
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    fn matmul_int8(
-        x: Int8Rows<'_>,
-        w: &PackedInt8,
-        channels: Range<usize>,
-        stride: usize,
-        dst: &mut [f32],
-    ) {
-        const ROWS: usize = 8;
-        check_int8(&x, w, &channels, stride, dst);
-        for first in channels.clone().step_by(PackedInt8::BLOCK) {
-            let block =
-                w.data()[first / PackedInt8::BLOCK * w.block_len()..][..w.block_len()].as_ptr();
-            let last = channels.end.min(first + PackedInt8::BLOCK);
-            let mut w_scale = [0.0; PackedInt8::BLOCK];
-            w_scale[..last - first].copy_from_slice(&w.scale()[first..last]);
-            let keep = if last - first < PackedInt8::BLOCK {
-                mask(last - first)
-            } else {
-                u16::MAX
-            };
-            let mut m = 0;
-            while m < x.rows() {
-                let many = m + ROWS <= x.rows();
-                // SAFETY: `check_int8` saw whole rows and blocks; `m + M <= x.rows()` in each arm.
-                let sums = unsafe {
-                    let inputs = x.values.as_ptr().add(m * x.row_len);
-                    if many {
-                        int8_tile::<ROWS>(inputs, x.row_len, block)
-                    } else {
-                        [int8_tile::<1>(inputs, x.row_len, block)[0]; ROWS]
-                    }
-                };
-                let rows = if many { ROWS } else { 1 };
-                for (row, sums) in (m..m + rows).zip(sums) {
-                    let offset = _mm512_set1_epi32(128 * x.sum[row]);
-                    let sums = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, offset));
-                    // SAFETY: `w_scale` has 16 values; `check_dst` saw the row's channels up to `last`, the others are masked.
-                    unsafe {
-                        let scales = _mm512_loadu_ps(w_scale.as_ptr());
-                        let result = _mm512_mul_ps(
-                            _mm512_mul_ps(sums, _mm512_set1_ps(x.scale[row])),
-                            scales,
-                        );
-                        _mm512_mask_storeu_ps(
-                            dst.as_mut_ptr().add(row * stride + first - channels.start),
-                            keep,
-                            result,
-                        );
-                    }
-                }
-                m += rows;
-            }
-        }
-    }
-
     lanes_for!("avx512f,avx512bw,avx512dq,avx512vl");
 
     impl Backend for Avx512 {
@@ -376,16 +301,16 @@ mod x86 {
             }
         }
 
-        fn matmul_int8(
+        fn matmul_integers(
             &self,
             x: Int8Rows<'_>,
-            w: &PackedInt8,
+            w: &Integers,
             channels: Range<usize>,
             stride: usize,
             dst: &mut [f32],
         ) {
             // SAFETY: an `Avx512` exists, so its features were detected.
-            unsafe { matmul_int8(x, w, channels, stride, dst) }
+            unsafe { super::integers::matmul(x, w, channels, stride, dst) }
         }
 
         fn weighted_sum(&self, weights: &[f32], values: &[f32], columns: usize, dst: &mut [f32]) {

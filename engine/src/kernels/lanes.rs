@@ -8,6 +8,8 @@
 
 use half::bf16;
 
+use super::packed::{BLOCK, Factor16};
+
 const LANES: usize = 16;
 
 /// `values` folded lane by lane, then pairwise; the tail goes to the first lanes.
@@ -150,4 +152,28 @@ pub(super) fn quantise_row(x: &[f32], dst: &mut [i8]) -> (f32, i32) {
         largest / 127.0 + poison,
         dst.iter().map(|q| i32::from(*q)).sum(),
     )
+}
+
+/// Adds one group to the running sums of a block's channels; `products` has the offset taken off already. See `packed/integers.rs`.
+#[inline(always)]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "the definition: a sum of integers is rounded to FP32 once"
+)]
+pub(super) fn scale_group(
+    totals: &mut [f32; BLOCK],
+    products: [i32; BLOCK],
+    (scale, sum): (f32, i32),
+    scales: Factor16<'_>,
+    zeros: Option<Factor16<'_>>,
+) {
+    let (mut products, scales) = (products.map(|products| products as f32), scales.to_f32());
+    if let Some(zeros) = zeros {
+        for (products, zero) in products.iter_mut().zip(zeros.to_f32()) {
+            *products = (-zero).mul_add(sum as f32, *products);
+        }
+    }
+    for ((total, products), own) in totals.iter_mut().zip(products).zip(scales) {
+        *total = products.mul_add(scale * own, *total);
+    }
 }

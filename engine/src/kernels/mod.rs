@@ -10,16 +10,20 @@ mod multiversion;
 mod avx2;
 mod avx512;
 mod naive;
+pub mod packed;
 mod scalar;
 pub mod threads;
 
+use std::cell::RefCell;
 use std::fmt::Debug;
+use std::ops::Range;
 
 use half::bf16;
 
 pub use self::naive::Naive;
+pub use self::packed::{Activations, Groups, Int8Rows, Packed};
+use self::packed::{BLOCK, Integers, Kind, Table};
 pub use self::scalar::Scalar;
-use crate::quant::{Int8Rows, PackedInt8};
 
 /// Row-major weights as they are stored.
 #[derive(Debug, Clone, Copy)]
@@ -58,16 +62,40 @@ pub trait Backend: Debug + Send + Sync {
     /// `dst[m * stride + n] = Σ x[m, i] * w[n, i]` in FP32, for `m` rows of `x` (`[m, w.columns]`) and all rows `n` of `w`.
     fn matmul(&self, x: &[f32], w: Matrix<'_>, stride: usize, dst: &mut [f32]);
 
-    /// The same with INT8 operands, INT32 sums and one multiplication by each scale at the end. Computes the output channels of `w`'s blocks
-    /// from `first_block` on, as many as fit the row `stride`; `dst[m * stride + n]` is channel `first_block * 16 + n`.
-    fn matmul_int8(
+    /// The same for INT8 activations and weights on a grid, as [`packed`]'s `integers.rs` defines it to the last bit. Computes the output
+    /// channels `channels`, which start at a multiple of 16; `dst[m * stride + n]` is channel `channels.start + n`.
+    fn matmul_integers(
         &self,
         x: Int8Rows<'_>,
-        w: &PackedInt8,
-        channels: std::ops::Range<usize>,
+        w: &Integers,
+        channels: Range<usize>,
         stride: usize,
         dst: &mut [f32],
     );
+
+    /// The same for packed weights of any kind; `x` is prepared as `w` wants it.
+    fn matmul_packed(
+        &self,
+        x: Activations<'_>,
+        w: &Packed,
+        channels: Range<usize>,
+        stride: usize,
+        dst: &mut [f32],
+    ) {
+        match (x, w.kind()) {
+            (Activations::Int8(x), Kind::Integers(w)) => {
+                self.matmul_integers(x, w, channels, stride, dst);
+            }
+            (Activations::Fp32(x), Kind::Table(table)) => {
+                read_and_multiply(x, table, channels, |x, w, first| {
+                    self.matmul(x, w, stride, &mut dst[first..]);
+                });
+            }
+            (Activations::Int8(_), Kind::Table(_)) | (Activations::Fp32(_), Kind::Integers(_)) => {
+                panic!("activations must be prepared as the weights want them")
+            }
+        }
+    }
 
     /// `dst[m, c] = Σ weights[m, n] * values[n, c]`, `values` being `[n, columns]`.
     fn weighted_sum(&self, weights: &[f32], values: &[f32], columns: usize, dst: &mut [f32]);
@@ -164,19 +192,54 @@ fn check_dst(rows: usize, columns: usize, stride: usize, dst: &[f32]) {
     );
 }
 
-fn check_int8(
+/// Panics when the operands do not fit: every unsafe kernel relies on it.
+fn check_integers(
     x: &Int8Rows<'_>,
-    w: &PackedInt8,
-    channels: &std::ops::Range<usize>,
+    w: &Integers,
+    channels: &Range<usize>,
     stride: usize,
     dst: &[f32],
 ) {
-    x.check(w.in_features());
+    x.check(w.groups());
     assert!(
-        channels.start.is_multiple_of(PackedInt8::BLOCK) && channels.end <= w.out_features(),
+        channels.start.is_multiple_of(BLOCK) && channels.end <= w.out_features(),
         "channels must be whole blocks of the weights"
     );
     check_dst(x.rows(), channels.len(), stride, dst);
+}
+
+/// Reads the weights of a few channels at a time to FP32 and calls `multiply(x, weights, first channel)`.
+fn read_and_multiply(
+    x: &[f32],
+    table: &Table,
+    channels: Range<usize>,
+    mut multiply: impl FnMut(&[f32], Matrix<'_>, usize),
+) {
+    /// Channels at once: with 2,048 inputs 128 KiB.
+    const PANEL: usize = 16;
+    thread_local! {
+        static READ: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    }
+    READ.with_borrow_mut(|panel| {
+        let columns = table.in_features();
+        for first in channels.clone().step_by(PANEL) {
+            let rows = PANEL.min(channels.end - first);
+            panel.resize(rows * columns, 0.0);
+            for (row, dst) in (first..).zip(panel.chunks_exact_mut(columns)) {
+                table.read_row(row, dst);
+            }
+            let values = Values::F32(panel);
+            multiply(
+                x,
+                Matrix {
+                    values,
+                    rows,
+                    columns,
+                },
+                first - channels.start,
+            );
+        }
+    });
 }
 
 fn check_weighted(weights: &[f32], values: &[f32], columns: usize, dst: &[f32]) -> (usize, usize) {

@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::{Backend, Matrix, Rotation, Values, check_int8, check_weighted};
-use crate::quant::{Int8Rows, PackedInt8};
+use super::packed::{BLOCK, Int8Rows, Integers};
+use super::{Backend, Matrix, Rotation, Values, check_integers, check_weighted};
 
 /// See the file's comment.
 #[derive(Debug)]
@@ -39,21 +39,37 @@ impl Backend for Naive {
         }
     }
 
-    fn matmul_int8(
+    fn matmul_integers(
         &self,
         x: Int8Rows<'_>,
-        w: &PackedInt8,
+        w: &Integers,
         channels: Range<usize>,
         stride: usize,
         dst: &mut [f32],
     ) {
-        check_int8(&x, w, &channels, stride, dst);
+        check_integers(&x, w, &channels, stride, dst);
+        let (groups, offset) = (w.groups(), i32::from(w.bits().offset()));
         for m in 0..x.rows() {
             for (n, channel) in channels.clone().enumerate() {
-                let sum: i32 = (0..w.in_features())
-                    .map(|i| i32::from(x.row(m)[i]) * i32::from(w.get(channel, i)))
-                    .sum();
-                dst[m * stride + n] = sum as f32 * x.scale[m] * w.scale()[channel];
+                let mut sum = 0.0;
+                for group in 0..groups.count() {
+                    let factors = m * groups.count() + group;
+                    let products: i32 = groups
+                        .range(group)
+                        .map(|column| {
+                            i32::from(x.row(m)[groups.index(column)])
+                                * i32::from(w.stored(channel, column))
+                        })
+                        .sum();
+                    let mut t = (products - offset * x.sums[factors]) as f32;
+                    let own = channel % BLOCK;
+                    if let Some(zeros) = w.zeros(channel / BLOCK, group) {
+                        t = (-zeros.to_f32()[own]).mul_add(x.sums[factors] as f32, t);
+                    }
+                    let scale = w.scales(channel / BLOCK, group).to_f32()[own];
+                    sum = t.mul_add(x.scales[factors] * scale, sum);
+                }
+                dst[m * stride + n] = sum;
             }
         }
     }

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::{Backend, Matrix, Rotation, Values, check_int8, check_weighted, lanes};
-use crate::quant::{Int8Rows, PackedInt8};
+use super::packed::{BLOCK, Bits, Int8Rows, Integers, Line};
+use super::{Backend, Matrix, Rotation, Values, check_integers, check_weighted, lanes};
 
 const LANES: usize = 8;
 
@@ -33,6 +33,28 @@ fn dot<T: Copy>(x: &[f32], w: &[T], read: impl Fn(T) -> f32) -> f32 {
     ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]))
 }
 
+/// The sums of `x * stored` of one group for the 16 channels of a block.
+fn products(bits: Bits, lines: &[Line], inputs: &[i8]) -> [i32; BLOCK] {
+    let mut sums = [0_i32; BLOCK];
+    let mut add = |inputs: &[i8], line: &Line, read: fn(u8) -> u8| {
+        for (sum, codes) in sums.iter_mut().zip(line.0.as_chunks::<4>().0) {
+            for (x, code) in inputs.iter().zip(codes) {
+                *sum += i32::from(*x) * i32::from(read(*code));
+            }
+        }
+    };
+    for (line, inputs) in lines.iter().zip(inputs.chunks_exact(bits.inputs())) {
+        match bits {
+            Bits::Eight => add(inputs, line, |byte| byte),
+            Bits::Four => {
+                add(&inputs[..4], line, |byte| byte & 15);
+                add(&inputs[4..], line, |byte| byte >> 4);
+            }
+        }
+    }
+    sums
+}
+
 impl Backend for Scalar {
     fn name(&self) -> &'static str {
         "scalar"
@@ -53,42 +75,35 @@ impl Backend for Scalar {
         }
     }
 
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "the definition: the INT32 sum is rounded to FP32 once"
-    )]
-    fn matmul_int8(
+    fn matmul_integers(
         &self,
         x: Int8Rows<'_>,
-        w: &PackedInt8,
+        w: &Integers,
         channels: Range<usize>,
         stride: usize,
         dst: &mut [f32],
     ) {
-        check_int8(&x, w, &channels, stride, dst);
-        for first in channels.clone().step_by(PackedInt8::BLOCK) {
-            let block = &w.data()[first / PackedInt8::BLOCK * w.block_len()..][..w.block_len()];
+        check_integers(&x, w, &channels, stride, dst);
+        let count = w.groups().count();
+        for first in channels.clone().step_by(BLOCK) {
+            let (block, width) = (first / BLOCK, BLOCK.min(channels.end - first));
             for m in 0..x.rows() {
-                let mut sums = [0_i32; PackedInt8::BLOCK];
-                for (inputs, weights) in x
-                    .row(m)
-                    .chunks_exact(PackedInt8::GROUP)
-                    .zip(block.chunks_exact(64))
-                {
-                    for (sum, weights) in
-                        sums.iter_mut().zip(weights.chunks_exact(PackedInt8::GROUP))
-                    {
-                        *sum += inputs
-                            .iter()
-                            .zip(weights)
-                            .map(|(x, w)| i32::from(*x) * (i32::from(*w) - 128))
-                            .sum::<i32>();
-                    }
+                let mut totals = [0.0; BLOCK];
+                let lines = w.block(block).chunks_exact(w.group_lines());
+                let inputs = x.row(m).chunks_exact(w.groups().padded());
+                for (group, (lines, inputs)) in lines.zip(inputs).enumerate() {
+                    let (scale, sum) = (x.scales[m * count + group], x.sums[m * count + group]);
+                    let products = products(w.bits(), lines, inputs);
+                    lanes::scale_group(
+                        &mut totals,
+                        products.map(|products| products - i32::from(w.bits().offset()) * sum),
+                        (scale, sum),
+                        w.scales(block, group),
+                        w.zeros(block, group),
+                    );
                 }
-                for (channel, sum) in (first..channels.end).zip(sums) {
-                    dst[m * stride + channel - channels.start] =
-                        sum as f32 * x.scale[m] * w.scale()[channel];
-                }
+                dst[m * stride + first - channels.start..][..width]
+                    .copy_from_slice(&totals[..width]);
             }
         }
     }

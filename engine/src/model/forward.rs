@@ -7,9 +7,8 @@ use rayon::prelude::*;
 
 use super::attention::{Shape, Task};
 use super::config::Activation;
-use super::linear::{Input, linear, matmul};
+use super::linear::{Arithmetic, Input, linear, matmul};
 use super::weights::Layer;
-use super::workspace::Int8Buffer;
 use super::{Chunk, LogitRows, Model, Tap, Workspace};
 use crate::kernels::{Backend, Rotation};
 use crate::{Error, Result};
@@ -17,38 +16,11 @@ use crate::{Error, Result};
 /// Rows of elementwise work that one thread takes at once.
 const ROWS: usize = 16;
 
-/// How the inputs of linears are prepared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Arithmetic {
-    Fp32,
-    Bf16,
-    Int8,
-}
-
 impl Arithmetic {
     pub(super) fn precise(scheme: DecodeScheme) -> Self {
         match scheme {
             DecodeScheme::FP32 => Self::Fp32,
             DecodeScheme::BF16 => Self::Bf16,
-        }
-    }
-
-    /// The values as the next linear takes them.
-    fn prepare<'a>(
-        self,
-        backend: &dyn Backend,
-        x: &'a mut [f32],
-        columns: usize,
-        int8: &'a mut Int8Buffer,
-    ) -> Input<'a> {
-        match self {
-            Self::Fp32 => Input::Precise(x),
-            Self::Bf16 => {
-                x.par_chunks_mut(ROWS * columns)
-                    .for_each(|rows| backend.round_bf16(rows));
-                Input::Precise(x)
-            }
-            Self::Int8 => int8.quantise(backend, x, columns),
         }
     }
 }
@@ -176,10 +148,22 @@ impl Model {
         ws.query.resize(tokens * query_width, 0.0);
         ws.key.resize(tokens * kv_width, 0.0);
         ws.value.resize(tokens * kv_width, 0.0);
-        let input = arithmetic.prepare(backend, &mut ws.input, hidden, &mut ws.int8);
-        linear(backend, &layer.q, input, &mut ws.scratch, &mut ws.query);
-        linear(backend, &layer.k, input, &mut ws.scratch, &mut ws.key);
-        linear(backend, &layer.v, input, &mut ws.scratch, &mut ws.value);
+        let mut input = Input::new(arithmetic, &ws.input, hidden, &mut ws.prepared);
+        linear(
+            backend,
+            &layer.q,
+            &mut input,
+            &mut ws.scratch,
+            &mut ws.query,
+        );
+        linear(backend, &layer.k, &mut input, &mut ws.scratch, &mut ws.key);
+        linear(
+            backend,
+            &layer.v,
+            &mut input,
+            &mut ws.scratch,
+            &mut ws.value,
+        );
         if let Some(norms) = &layer.head_norms {
             self.norm_in_place(&mut ws.query, &norms.query);
             self.norm_in_place(&mut ws.key, &norms.key);
@@ -192,9 +176,15 @@ impl Model {
         rotate(backend, angles, half, query_width, &mut ws.query);
         rotate(backend, angles, half, kv_width, &mut ws.key);
         self.heads(index, chunks, ws, tap);
-        let input = arithmetic.prepare(backend, &mut ws.input, query_width, &mut ws.int8);
+        let mut input = Input::new(arithmetic, &ws.input, query_width, &mut ws.prepared);
         ws.update.resize(tokens * hidden, 0.0);
-        linear(backend, &layer.o, input, &mut ws.scratch, &mut ws.update);
+        linear(
+            backend,
+            &layer.o,
+            &mut input,
+            &mut ws.scratch,
+            &mut ws.update,
+        );
         if let Some(norm) = &layer.attention_post_norm {
             self.norm_in_place(&mut ws.update, norm);
         }
@@ -280,9 +270,15 @@ impl Model {
         self.norm(&ws.x, &layer.mlp_norm, &mut ws.input);
         ws.gate.resize(tokens * ffn, 0.0);
         ws.up.resize(tokens * ffn, 0.0);
-        let input = arithmetic.prepare(backend, &mut ws.input, hidden, &mut ws.int8);
-        linear(backend, &layer.gate, input, &mut ws.scratch, &mut ws.gate);
-        linear(backend, &layer.up, input, &mut ws.scratch, &mut ws.up);
+        let mut input = Input::new(arithmetic, &ws.input, hidden, &mut ws.prepared);
+        linear(
+            backend,
+            &layer.gate,
+            &mut input,
+            &mut ws.scratch,
+            &mut ws.gate,
+        );
+        linear(backend, &layer.up, &mut input, &mut ws.scratch, &mut ws.up);
         let rows = ws
             .gate
             .par_chunks_mut(ROWS * ffn)
@@ -291,9 +287,15 @@ impl Model {
             Activation::Silu => backend.silu_mul(gate, up),
             Activation::GeluTanh => backend.gelu_mul(gate, up),
         });
-        let input = arithmetic.prepare(backend, &mut ws.gate, ffn, &mut ws.int8);
+        let mut input = Input::new(arithmetic, &ws.gate, ffn, &mut ws.prepared);
         ws.update.resize(tokens * hidden, 0.0);
-        linear(backend, &layer.down, input, &mut ws.scratch, &mut ws.update);
+        linear(
+            backend,
+            &layer.down,
+            &mut input,
+            &mut ws.scratch,
+            &mut ws.update,
+        );
         if let Some(norm) = &layer.mlp_post_norm {
             self.norm_in_place(&mut ws.update, norm);
         }
@@ -323,17 +325,14 @@ impl Model {
             return;
         }
         let arithmetic = Arithmetic::precise(self.plan.decode.scheme);
-        if let Input::Precise(x) =
-            arithmetic.prepare(self.backend, &mut ws.input, hidden, &mut ws.int8)
-        {
-            matmul(
-                self.backend,
-                self.weights.head().matrix(),
-                x,
-                &mut ws.scratch,
-                &mut ws.logits,
-            );
-        }
+        let mut input = Input::new(arithmetic, &ws.input, hidden, &mut ws.prepared);
+        matmul(
+            self.backend,
+            self.weights.head().matrix(),
+            &mut input,
+            &mut ws.scratch,
+            &mut ws.logits,
+        );
         if let Some(cap) = self.config.logit_cap {
             ws.logits
                 .par_chunks_mut(self.config.vocab_size)

@@ -1,6 +1,7 @@
 //! Matrix products of a forward, split over threads.
 //!
 //! A piece of work is a fixed block of rows or columns, never a share of the threads; and no kernel's result depends on the piece around it.
+//! An [`Input`] prepares its rows once for all linears that want them in the same form.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -8,64 +9,200 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::weights::Linear;
-use crate::kernels::{Backend, Matrix, Values};
-use crate::quant::Int8Rows;
+use crate::kernels::{Activations, Backend, Groups, Int8Rows, Matrix, Packed, Values};
 
 /// From so many rows on, BF16 weights are widened panel by panel and work is split by rows.
 const MANY_ROWS: usize = 16;
 /// Rows of one piece.
 const ROWS: usize = 128;
-/// Output channels of one piece; a multiple of [`PackedInt8::BLOCK`](crate::quant::PackedInt8::BLOCK).
+/// Output channels of one piece; a multiple of [`BLOCK`](crate::kernels::packed::BLOCK).
 const COLUMNS: usize = 64;
 /// Output channels that are widened at once: with 2,048 inputs 256 KiB, which stays in the second-level cache.
 const PANEL: usize = 32;
+/// Rows that one thread prepares at once.
+const PREPARED_ROWS: usize = 16;
 
 thread_local! {
     /// The widened panel.
     static WIDENED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The input of a linear, prepared for the pass.
-#[derive(Clone, Copy)]
-pub(super) enum Input<'a> {
-    /// FP32 values (rounded to BF16 when the scheme says so).
-    Precise(&'a [f32]),
-    /// INT8 rows.
-    Int8(Int8Rows<'a>),
+/// How dense linears take their inputs, and which copy of the weights computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Arithmetic {
+    /// The precise weights; dense ones with FP32 inputs.
+    Fp32,
+    /// The precise weights; dense ones with inputs rounded to BF16.
+    Bf16,
+    /// The quantised copy.
+    Quantised,
+}
+
+/// The rows that come into one or several linears.
+pub(super) struct Input<'a> {
+    arithmetic: Arithmetic,
+    x: &'a [f32],
+    columns: usize,
+    prepared: &'a mut Prepared,
+}
+
+/// The forms of an input that linears asked for. Buffers grow and are reused.
+#[derive(Debug, Default)]
+pub(super) struct Prepared {
+    rounded: Option<Vec<f32>>,
+    spare: Vec<f32>,
+    /// Columns in the order that `int8_order` says.
+    ordered: Vec<f32>,
+    int8: Option<(Groups, Option<Vec<u32>>)>,
+    values: Vec<i8>,
+    scales: Vec<f32>,
+    sums: Vec<i32>,
+}
+
+impl<'a> Input<'a> {
+    /// `x` is `[rows, columns]`.
+    pub(super) fn new(
+        arithmetic: Arithmetic,
+        x: &'a [f32],
+        columns: usize,
+        prepared: &'a mut Prepared,
+    ) -> Self {
+        prepared.int8 = None;
+        if let Some(rounded) = prepared.rounded.take() {
+            prepared.spare = rounded;
+        }
+        Self {
+            arithmetic,
+            x,
+            columns,
+            prepared,
+        }
+    }
+
+    fn rows(&self) -> usize {
+        self.x.len() / self.columns
+    }
+
+    /// The rows as dense weights take them.
+    fn dense(&mut self, backend: &dyn Backend) -> &[f32] {
+        if self.arithmetic != Arithmetic::Bf16 {
+            return self.x;
+        }
+        let prepared = &mut *self.prepared;
+        let (x, piece) = (self.x, PREPARED_ROWS * self.columns);
+        prepared.rounded.get_or_insert_with(|| {
+            let mut rounded = std::mem::take(&mut prepared.spare);
+            rounded.resize(x.len(), 0.0);
+            let rows = rounded.par_chunks_mut(piece).zip(x.par_chunks(piece));
+            rows.for_each(|(rounded, x)| {
+                rounded.copy_from_slice(x);
+                backend.round_bf16(rounded);
+            });
+            rounded
+        })
+    }
+
+    /// The rows as packed weights take them.
+    fn packed(&mut self, backend: &dyn Backend, weights: &Packed) -> Activations<'_> {
+        let (x, columns, order) = (self.x, self.columns, weights.order());
+        let prepared = &mut *self.prepared;
+        let Some(groups) = weights.groups() else {
+            return Activations::Fp32(match order {
+                None => x,
+                Some(order) => {
+                    reorder(x, columns, order, &mut prepared.ordered);
+                    &prepared.ordered
+                }
+            });
+        };
+        let ready = matches!(&prepared.int8, Some((own, own_order)) if *own == groups && own_order.as_deref() == order);
+        if !ready {
+            let x = match order {
+                None => x,
+                Some(order) => {
+                    reorder(x, columns, order, &mut prepared.ordered);
+                    &prepared.ordered
+                }
+            };
+            let rows = x.len() / columns;
+            prepared.values.resize(rows * groups.row_len(), 0);
+            prepared.scales.resize(rows * groups.count(), 0.0);
+            prepared.sums.resize(rows * groups.count(), 0);
+            let parts = x
+                .par_chunks(PREPARED_ROWS * columns)
+                .zip(
+                    prepared
+                        .values
+                        .par_chunks_mut(PREPARED_ROWS * groups.row_len()),
+                )
+                .zip(
+                    prepared
+                        .scales
+                        .par_chunks_mut(PREPARED_ROWS * groups.count()),
+                )
+                .zip(prepared.sums.par_chunks_mut(PREPARED_ROWS * groups.count()));
+            parts.for_each(|(((x, values), scales), sums)| {
+                quantise(backend, x, groups, values, scales, sums);
+            });
+            prepared.int8 = Some((groups, order.map(<[u32]>::to_vec)));
+        }
+        Activations::Int8(Int8Rows {
+            values: &prepared.values,
+            scales: &prepared.scales,
+            sums: &prepared.sums,
+            groups,
+        })
+    }
+}
+
+/// Rounds whole rows group by group.
+fn quantise(
+    backend: &dyn Backend,
+    x: &[f32],
+    groups: Groups,
+    values: &mut [i8],
+    scales: &mut [f32],
+    sums: &mut [i32],
+) {
+    let rows = x
+        .chunks_exact(groups.columns())
+        .zip(values.chunks_exact_mut(groups.row_len()))
+        .zip(
+            scales
+                .chunks_exact_mut(groups.count())
+                .zip(sums.chunks_exact_mut(groups.count())),
+        );
+    for ((x, values), (scales, sums)) in rows {
+        for (group, values) in values.chunks_exact_mut(groups.padded()).enumerate() {
+            (scales[group], sums[group]) = backend.quantise_row(&x[groups.range(group)], values);
+        }
+    }
+}
+
+/// Column `j` of `dst` is column `order[j]` of `x`.
+fn reorder(x: &[f32], columns: usize, order: &[u32], dst: &mut Vec<f32>) {
+    dst.clear();
+    for row in x.chunks_exact(columns) {
+        dst.extend(order.iter().map(|input| row[*input as usize]));
+    }
 }
 
 /// `dst = linear(input)`, `dst` being `[rows, out_features]`. `scratch` holds columns of small batches.
 pub(super) fn linear(
     backend: &dyn Backend,
     linear: &Linear,
-    input: Input<'_>,
+    input: &mut Input<'_>,
     scratch: &mut Vec<f32>,
     dst: &mut [f32],
 ) {
-    match input {
-        Input::Precise(x) => matmul(backend, linear.weight.matrix(), x, scratch, dst),
-        Input::Int8(x) => {
-            let weights = linear
-                .quantised
-                .as_ref()
-                .expect("INT8 input is prepared only where the INT8 weights are attached");
-            split(
-                x.rows(),
-                linear.out_features,
-                scratch,
-                dst,
-                |rows, columns, stride, dst| {
-                    let bytes = rows.start * x.row_len..rows.end * x.row_len;
-                    let rows = Int8Rows {
-                        values: &x.values[bytes],
-                        scale: &x.scale[rows.clone()],
-                        sum: &x.sum[rows],
-                        row_len: x.row_len,
-                    };
-                    backend.matmul_int8(rows, weights, columns, stride, dst);
-                },
-            );
-        }
+    if input.arithmetic == Arithmetic::Quantised {
+        let weights = linear
+            .quantised
+            .as_ref()
+            .expect("the quantised copy computes only where it is attached");
+        matmul_packed(backend, weights, input, scratch, dst);
+    } else {
+        matmul(backend, linear.weight.matrix(), input, scratch, dst);
     }
     if let Some(bias) = &linear.bias {
         for row in dst.chunks_exact_mut(bias.len()) {
@@ -76,15 +213,37 @@ pub(super) fn linear(
     }
 }
 
-/// `dst = x · wᵀ`, `dst` being `[rows, w.rows]`.
+/// `dst = x · wᵀ` for packed weights, `dst` being `[rows, w.out_features()]`.
+pub(super) fn matmul_packed(
+    backend: &dyn Backend,
+    w: &Packed,
+    input: &mut Input<'_>,
+    scratch: &mut Vec<f32>,
+    dst: &mut [f32],
+) {
+    let (rows, k) = (input.rows(), input.columns);
+    let x = input.packed(backend, w);
+    split(
+        rows,
+        w.out_features(),
+        scratch,
+        dst,
+        |rows, columns, stride, dst| {
+            backend.matmul_packed(x.slice(rows, k), w, columns, stride, dst);
+        },
+    );
+}
+
+/// `dst = x · wᵀ` for dense weights, `dst` being `[rows, w.rows]`.
 pub(super) fn matmul(
     backend: &dyn Backend,
     w: Matrix<'_>,
-    x: &[f32],
+    input: &mut Input<'_>,
     scratch: &mut Vec<f32>,
     dst: &mut [f32],
 ) {
     let k = w.columns;
+    let x = input.dense(backend);
     split(
         x.len() / k,
         w.rows,

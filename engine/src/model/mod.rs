@@ -21,7 +21,7 @@ use mixquant_crds::{DecodeScheme, Digest, KvCacheMode, PrecisionPlan, PrefillSch
 
 use self::checkpoint::Checkpoint;
 pub use self::config::Config;
-use self::forward::Arithmetic;
+use self::linear::Arithmetic;
 use self::rope::Rope;
 use self::weights::Weights;
 pub use self::workspace::Workspace;
@@ -207,7 +207,7 @@ impl Model {
     ) -> Result<&'w [f32]> {
         self.check_chunks(chunks)?;
         let blocks = match pass {
-            Pass::Prefill if self.weights.is_quantised() => Arithmetic::Int8,
+            Pass::Prefill if self.weights.is_quantised() => Arithmetic::Quantised,
             Pass::Prefill | Pass::Precise => Arithmetic::precise(self.plan.decode.scheme),
         };
         // Inside the pool from the start: each product then only splits, instead of waking the pool up.

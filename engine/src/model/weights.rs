@@ -5,17 +5,18 @@ use std::ops::Range;
 use super::checkpoint::Checkpoint;
 use super::config::Config;
 use super::tensor::Tensor;
-use crate::quant::{PackedInt8, QuantisedLinear, QuantisedLinears};
+use crate::kernels::Packed;
+use crate::quant::{QuantisedLinear, QuantisedLinears};
 use crate::{Error, Result};
 
-/// One matrix product, with its precise weights and, when attached, their INT8 copy.
+/// One matrix product, with its precise weights and, when attached, their quantised copy.
 #[derive(Debug)]
 pub(super) struct Linear {
     /// The checkpoint's name without `.weight`.
     pub(super) name: String,
     pub(super) weight: Tensor,
     pub(super) bias: Option<Vec<f32>>,
-    pub(super) quantised: Option<PackedInt8>,
+    pub(super) quantised: Option<Packed>,
     pub(super) out_features: usize,
     pub(super) in_features: usize,
 }
@@ -316,7 +317,7 @@ impl Weights {
                     linear.in_features
                 )));
             }
-            packed.push(PackedInt8::pack(&tensor));
+            packed.push(Packed::w8a8(&tensor)?);
         }
         if let Some(name) = tensors.keys().min() {
             return Err(Error::artifact(format!(

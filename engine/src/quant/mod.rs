@@ -2,11 +2,9 @@
 //!
 //! Nothing here is fast: the kernels read the same layouts and are tested against this code.
 
-pub mod int8;
 pub mod linears;
 pub mod nest;
 pub mod weight;
 
-pub use int8::{Int8Rows, PackedInt8};
 pub use linears::{QuantisedLinear, QuantisedLinears};
 pub use weight::{Codes, QuantisedWeight};
