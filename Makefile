@@ -79,3 +79,7 @@ check-generated: ## The committed CRD is what the types say; UPDATE_EXPECT=1 rew
 .PHONY: golden
 golden: ## Remake the engine's goldens with torch and transformers from PyPI; not for CI
 	@scripts/golden
+
+.PHONY: fuzz
+fuzz: ## cargo-fuzz on everything that the engine loads, FUZZ_SECONDS (1800) a target; needs a nightly toolchain
+	@scripts/fuzz

@@ -18,7 +18,7 @@ use crate::model::{Config, Model};
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "camelCase")]
 pub enum Description {
-    /// A Hugging Face directory.
+    /// A Hugging Face directory or a GGUF file.
     Model(ModelFacts),
     /// What calibration made.
     Artifact(Box<ArtifactFacts>),
@@ -30,9 +30,11 @@ pub enum Description {
 pub struct ModelFacts {
     /// As config.json names it.
     pub architecture: String,
+    /// How its weights are stored, such as `safetensors BF16` or `gptq 4-bit, groups of 128`.
+    pub format: String,
     /// Numbers in its tensors.
     pub parameters: u64,
-    /// Bytes of its safetensors files.
+    /// Bytes of the files of its weights.
     pub bytes: u64,
     /// Tokens of its context.
     pub context_tokens: usize,
@@ -94,11 +96,11 @@ pub fn describe(directory: &Path) -> Result<Description> {
     if directory.join(ARTIFACT_MANIFEST).exists() {
         return artifact(directory).map(|facts| Description::Artifact(Box::new(facts)));
     }
-    if directory.join("config.json").exists() {
+    if crate::model::is_model(directory) {
         return model(directory).map(Description::Model);
     }
     Err(Error::model(format!(
-        "{} has neither config.json (a model) nor {ARTIFACT_MANIFEST} (an artifact)",
+        "{} has neither config.json or a GGUF file (a model) nor {ARTIFACT_MANIFEST} (an artifact)",
         directory.display()
     )))
 }
@@ -108,8 +110,9 @@ fn model(directory: &Path) -> Result<ModelFacts> {
     let config = model.config();
     Ok(ModelFacts {
         architecture: config.architecture.clone(),
+        format: model.stored().format.clone(),
         parameters: parameters(config),
-        bytes: safetensors_bytes(directory)?,
+        bytes: model.stored().bytes,
         context_tokens: config.max_position_embeddings,
         vocab_size: config.vocab_size,
         layers: config.num_hidden_layers,
@@ -169,23 +172,6 @@ fn parameters(config: &Config) -> u64 {
     let mlp = 3 * hidden * ffn + if config.mlp_bias { 2 * ffn + hidden } else { 0 };
     let embeddings = config.vocab_size * hidden * if config.tie_word_embeddings { 1 } else { 2 };
     (embeddings + config.num_hidden_layers * (attention + mlp + norms) + hidden) as u64
-}
-
-fn safetensors_bytes(directory: &Path) -> Result<u64> {
-    let failed = |error: std::io::Error| {
-        Error::model(format!("cannot read {}: {error}", directory.display()))
-    };
-    let mut bytes = 0;
-    for entry in fs::read_dir(directory).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        if path
-            .extension()
-            .is_some_and(|extension| extension == "safetensors")
-        {
-            bytes += fs::metadata(&path).map_err(failed)?.len();
-        }
-    }
-    Ok(bytes)
 }
 
 fn flatten(name: &str, value: &serde_json::Value, lines: &mut Vec<(String, String)>) {

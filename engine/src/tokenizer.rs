@@ -12,6 +12,7 @@ use tokenizers::Tokenizer as Inner;
 
 use crate::chat::{ChatMessage, ChatTemplate, Piece};
 use crate::error::{Error, Result};
+use crate::model::tokenizer_files;
 
 /// Files above this size are not tokenizers: the largest known ones have 35 MB.
 const MAX_FILE_BYTES: u64 = 256 << 20;
@@ -39,18 +40,36 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` (the last two only where they exist).
+    /// Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` (the last two only where they exist). What lies beside a GGUF
+    /// file comes before what is in it.
     ///
     /// # Errors
     /// The file that is missing, too large or not what it should be.
-    pub fn open(directory: &Path) -> Result<Self> {
+    pub fn open(model: &Path) -> Result<Self> {
+        let directory = if model.is_file() {
+            model.parent().unwrap_or(Path::new("."))
+        } else {
+            model
+        };
         let path = directory.join("tokenizer.json");
-        let text = read(&path)?.ok_or_else(|| {
-            Error::model(format!(
-                "{} is missing: the model directory needs a `tokenizers` file (save it with `tokenizer.save_pretrained`)",
-                path.display()
-            ))
-        })?;
+        let mut config = config(directory)?;
+        let text = match read(&path)? {
+            Some(text) => text,
+            None => match tokenizer_files(model)? {
+                Some(files) => {
+                    if config.is_null() {
+                        config = files.config;
+                    }
+                    files.tokenizer.to_string().into_bytes()
+                }
+                None => {
+                    return Err(Error::model(format!(
+                        "{} is missing: the model directory needs a `tokenizers` file (save it with `tokenizer.save_pretrained`)",
+                        path.display()
+                    )));
+                }
+            },
+        };
         let mut inner = Inner::from_bytes(&text)
             .map_err(|error| Error::model(format!("{}: {}", path.display(), one_line(&error))))?;
         let broken =
@@ -76,7 +95,6 @@ impl Tokenizer {
             .filter(|(_, token)| token.special)
             .map(|(id, _)| *id)
             .collect();
-        let config = config(directory)?;
         let bos = named_token(&config, "bos_token").and_then(|token| inner.token_to_id(&token));
         let add_bos = config.get("add_bos_token").and_then(Value::as_bool);
         let template = ChatTemplate::open(directory, &config, &control_texts(&added))?;

@@ -6,6 +6,7 @@
 pub mod awq;
 pub mod compressed_tensors;
 pub mod fp8;
+pub mod gguf;
 pub mod gptq;
 mod grid;
 mod names;

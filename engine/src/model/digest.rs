@@ -12,14 +12,21 @@ use crate::{Error, Result};
 const FILES: &[&str] = &[
     "config.json",
     "generation_config.json",
+    "quantize_config.json",
+    "quant_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
     "model.safetensors.index.json",
 ];
 
-/// SHA-256 over the sorted lines `<hex sha256>  <file name>\n`.
-pub(super) fn of_model(directory: &Path, checkpoint: &Checkpoint) -> Result<Digest> {
+/// SHA-256 over the sorted lines `<hex sha256>  <file name>\n`. `path` is the model's directory, or its only file of weights.
+pub(super) fn of_model(path: &Path, checkpoint: &dyn Checkpoint) -> Result<Digest> {
+    let directory = if path.is_file() {
+        path.parent().unwrap_or(Path::new("."))
+    } else {
+        path
+    };
     let mut lines = Vec::new();
     for name in FILES {
         match std::fs::read(directory.join(name)) {
@@ -32,7 +39,7 @@ pub(super) fn of_model(directory: &Path, checkpoint: &Checkpoint) -> Result<Dige
             }
         }
     }
-    for (name, bytes) in checkpoint.shards() {
+    for (name, bytes) in checkpoint.files() {
         lines.push(line(bytes, name));
     }
     lines.sort_unstable();

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::attention::{Shape, Task};
 use super::config::Activation;
-use super::linear::{Arithmetic, Input, linear, matmul};
+use super::linear::{Arithmetic, Input, linear, product};
 use super::weights::Layer;
 use super::{Chunk, LogitRows, Model, Tap, Workspace};
 use crate::kernels::{Backend, Rotation};
@@ -326,9 +326,9 @@ impl Model {
         }
         let arithmetic = Arithmetic::precise(self.plan.decode.scheme);
         let mut input = Input::new(arithmetic, &ws.input, hidden, &mut ws.prepared);
-        matmul(
+        product(
             self.backend,
-            self.weights.head().matrix(),
+            self.weights.head(),
             &mut input,
             &mut ws.scratch,
             &mut ws.logits,

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::weight::Weight;
 use super::weights::Linear;
 use crate::kernels::{Activations, Backend, Groups, Int8Rows, Matrix, Packed, Values};
 
@@ -202,7 +203,7 @@ pub(super) fn linear(
             .expect("the quantised copy computes only where it is attached");
         matmul_packed(backend, weights, input, scratch, dst);
     } else {
-        matmul(backend, linear.weight.matrix(), input, scratch, dst);
+        product(backend, &linear.weight, input, scratch, dst);
     }
     if let Some(bias) = &linear.bias {
         for row in dst.chunks_exact_mut(bias.len()) {
@@ -211,6 +212,58 @@ pub(super) fn linear(
                 .for_each(|(dst, bias)| *dst += bias);
         }
     }
+}
+
+/// `dst = x · wᵀ` for weights of the checkpoint, `dst` being `[rows, out]`. The baseline reads quantised ones to FP32 and rounds no input.
+pub(super) fn product(
+    backend: &dyn Backend,
+    weight: &Weight,
+    input: &mut Input<'_>,
+    scratch: &mut Vec<f32>,
+    dst: &mut [f32],
+) {
+    match weight {
+        Weight::Dense(tensor) => matmul(backend, tensor.matrix(), input, scratch, dst),
+        Weight::Packed(packed) if input.arithmetic == Arithmetic::Fp32 => {
+            matmul_read(backend, packed, input, scratch, dst);
+        }
+        Weight::Packed(packed) => matmul_packed(backend, packed, input, scratch, dst),
+    }
+}
+
+/// Packed weights, read panel by panel, times FP32 inputs.
+fn matmul_read(
+    backend: &dyn Backend,
+    w: &Packed,
+    input: &Input<'_>,
+    scratch: &mut Vec<f32>,
+    dst: &mut [f32],
+) {
+    let (k, x) = (input.columns, input.x);
+    split(
+        input.rows(),
+        w.out_features(),
+        scratch,
+        dst,
+        |rows, columns, stride, dst| {
+            let x = &x[rows.start * k..rows.end * k];
+            WIDENED.with_borrow_mut(|panel| {
+                for first in columns.clone().step_by(PANEL) {
+                    let rows = PANEL.min(columns.end - first);
+                    panel.resize(rows * k, 0.0);
+                    for (row, dst) in (first..).zip(panel.chunks_exact_mut(k)) {
+                        w.dequantise_row(row, dst);
+                    }
+                    let matrix = Matrix {
+                        values: Values::F32(panel),
+                        rows,
+                        columns: k,
+                    };
+                    backend.matmul(x, matrix, stride, &mut dst[first - columns.start..]);
+                }
+            });
+        },
+    );
 }
 
 /// `dst = x · wᵀ` for packed weights, `dst` being `[rows, w.out_features()]`.

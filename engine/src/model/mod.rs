@@ -8,9 +8,9 @@ pub mod config;
 mod digest;
 mod forward;
 mod linear;
-mod mmap;
 mod rope;
 mod tensor;
+mod weight;
 mod weights;
 mod workspace;
 
@@ -19,12 +19,12 @@ use std::sync::Arc;
 
 use mixquant_crds::{DecodeScheme, Digest, KvCacheMode, PrecisionPlan, PrefillScheme};
 
-use self::checkpoint::Checkpoint;
 pub use self::config::Config;
 use self::linear::Arithmetic;
 use self::rope::Rope;
 use self::weights::Weights;
 pub use self::workspace::Workspace;
+use crate::formats::gguf::TokenizerFiles;
 use crate::kernels::{self, Backend};
 use crate::kv::Layout;
 pub use crate::kv::{Importance, KvCache};
@@ -68,11 +68,34 @@ pub trait Tap: Send {
     fn attention(&mut self, layer: usize, kv_head: usize, received: &[f32], seen_by: &[f32]);
 }
 
+/// How a checkpoint stores its weights.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredFacts {
+    /// For people, such as `safetensors BF16` or `gptq 4-bit, groups of 128`.
+    pub format: String,
+    /// Bytes of the files.
+    pub bytes: u64,
+}
+
+/// Whether there is a model at this path, whole or damaged.
+pub fn is_model(path: &Path) -> bool {
+    path.join("config.json").exists() || checkpoint::GgufFile::find(path) != Ok(None)
+}
+
+/// The tokenizer's files that a GGUF model holds; `None` for a model of another kind.
+///
+/// # Errors
+/// A vocabulary that cannot be rebuilt, and what would make it load.
+pub fn tokenizer_files(path: &Path) -> Result<Option<TokenizerFiles>> {
+    checkpoint::tokenizer_files(path)
+}
+
 /// A model that answers.
 #[derive(Debug)]
 pub struct Model {
     config: Config,
     digest: Digest,
+    stored: StoredFacts,
     plan: PrecisionPlan,
     weights: Weights,
     /// Of layers that see the whole context, and then of those with a window where they have their own.
@@ -82,21 +105,23 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens a Hugging Face directory. Everything is checked before it is used; the plan is precise BF16.
+    /// Opens a Hugging Face directory, or a GGUF file or the directory that holds it. Everything is checked before it is used; the plan is
+    /// precise BF16.
     ///
     /// # Errors
     /// The file or tensor that cannot be used, and what to do about it.
-    pub fn open(directory: &Path) -> Result<Self> {
-        let config = Config::read(directory)?;
-        if let Some(format) = &config.format {
-            return Err(Error::model(format!(
-                "config.json: the checkpoint is quantised already ({}): use the unquantised checkpoint, MixQuant quantises it itself",
-                format.name()
-            )));
-        }
-        let checkpoint = Checkpoint::open(directory)?;
-        let mut weights = Weights::open(&checkpoint, &config)?;
-        let digest = digest::of_model(directory, &checkpoint)?;
+    pub fn open(path: &Path) -> Result<Self> {
+        let (config, checkpoint) = checkpoint::open(path)?;
+        let mut weights = Weights::open(&*checkpoint, &config)?;
+        let digest = digest::of_model(path, &*checkpoint)?;
+        let stored = StoredFacts {
+            format: checkpoint.format(),
+            bytes: checkpoint
+                .files()
+                .iter()
+                .map(|(_, bytes)| bytes.len() as u64)
+                .sum(),
+        };
         weights.round(true);
         Ok(Self {
             ropes: [Some(&config.rope), config.local_rope.as_ref()]
@@ -106,6 +131,7 @@ impl Model {
                 .collect(),
             config,
             digest,
+            stored,
             plan: PrecisionPlan::precise(DecodeScheme::BF16),
             weights,
             importance: None,
@@ -126,6 +152,11 @@ impl Model {
     /// The digest over all files that the engine reads.
     pub fn digest(&self) -> &Digest {
         &self.digest
+    }
+
+    /// How the checkpoint stores its weights.
+    pub fn stored(&self) -> &StoredFacts {
+        &self.stored
     }
 
     /// The plan that is obeyed.

@@ -103,6 +103,23 @@ impl Tensor {
         Self::new(storage, vec![rows.len(), columns])
     }
 
+    /// The tensor whose first dimension has the entries `rows` of this one's, in that order.
+    pub(super) fn select(&self, rows: &[usize]) -> Self {
+        let width: usize = self.shape[1..].iter().product();
+        let parts = rows.iter().map(|row| row * width..(row + 1) * width);
+        let storage = match self.stored() {
+            Values::F32(values) => {
+                Storage::F32(parts.flat_map(|part| &values[part]).copied().collect())
+            }
+            Values::Bf16(values) => {
+                Storage::Bf16(parts.flat_map(|part| &values[part]).copied().collect())
+            }
+        };
+        let mut shape = self.shape.clone();
+        shape[0] = rows.len();
+        Self::new(storage, shape)
+    }
+
     /// The numbers as stored.
     pub(super) fn stored(&self) -> Values<'_> {
         self.storage.values()

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::checkpoint::Checkpoint;
+use super::checkpoint::{Checkpoint, Stored, select_rows};
 use super::config::Config;
-use super::tensor::Tensor;
+use super::weight::Weight;
 use crate::kernels::Packed;
 use crate::quant::{QuantisedLinear, QuantisedLinears};
 use crate::{Error, Result};
@@ -14,7 +14,7 @@ use crate::{Error, Result};
 pub(super) struct Linear {
     /// The checkpoint's name without `.weight`.
     pub(super) name: String,
-    pub(super) weight: Tensor,
+    pub(super) weight: Weight,
     pub(super) bias: Option<Vec<f32>>,
     pub(super) quantised: Option<Packed>,
     pub(super) out_features: usize,
@@ -51,16 +51,16 @@ pub(super) struct HeadNorms {
 /// All of them.
 #[derive(Debug)]
 pub(super) struct Weights {
-    pub(super) embedding: Tensor,
+    pub(super) embedding: Weight,
     pub(super) layers: Vec<Layer>,
     pub(super) norm: Vec<f32>,
     /// `None` when the embedding is the head.
-    pub(super) head: Option<Tensor>,
+    pub(super) head: Option<Weight>,
 }
 
 /// A norm's weights as the graph multiplies by them.
 fn open_norm(
-    checkpoint: &Checkpoint,
+    checkpoint: &dyn Checkpoint,
     config: &Config,
     name: &str,
     width: usize,
@@ -76,28 +76,38 @@ fn open_norm(
 
 /// Finds the linears of one layer.
 struct Finder<'a> {
-    checkpoint: &'a Checkpoint,
+    checkpoint: &'a dyn Checkpoint,
     /// Such as `model.layers.0.self_attn`.
     module: String,
     in_features: usize,
 }
 
+/// A linear as it is stored.
+struct Found {
+    name: String,
+    weight: Stored,
+    bias: Option<Vec<f32>>,
+    shape: [usize; 2],
+}
+
 impl Finder<'_> {
     /// One linear.
     fn one(&self, name: &str, out_features: usize, bias: bool) -> Result<Linear> {
+        self.find(name, out_features, bias)?.pack()
+    }
+
+    fn find(&self, name: &str, out_features: usize, bias: bool) -> Result<Found> {
         let name = format!("{}.{name}", self.module);
         let shape = [out_features, self.in_features];
-        let weight = self.checkpoint.tensor(&format!("{name}.weight"), &shape)?;
+        let weight = self.checkpoint.linear(&name, shape)?;
         let bias = bias
             .then(|| self.checkpoint.tensor(&format!("{name}.bias"), &shape[..1]))
             .transpose()?;
-        Ok(Linear {
+        Ok(Found {
             name,
             weight,
             bias: bias.map(|bias| bias.to_f32()),
-            quantised: None,
-            out_features,
-            in_features: self.in_features,
+            shape,
         })
     }
 
@@ -110,16 +120,16 @@ impl Finder<'_> {
     ) -> Result<[Linear; N]> {
         let linears: Vec<Linear> = if self
             .checkpoint
-            .has(&format!("{}.{fused}.weight", self.module))
+            .has_linear(&format!("{}.{fused}", self.module))
         {
-            let whole = self.one(fused, parts.iter().map(|part| part.1).sum(), bias)?;
+            let whole = self.find(fused, parts.iter().map(|part| part.1).sum(), bias)?;
             let mut first = 0;
             let part = |(name, rows)| {
                 let own = first..first + rows;
                 first = own.end;
-                whole.rows(own, format!("{}.{name}", self.module))
+                whole.rows(own, format!("{}.{name}", self.module)).pack()
             };
-            parts.into_iter().map(part).collect()
+            parts.into_iter().map(part).collect::<Result<_>>()?
         } else {
             let part = |(name, rows)| self.one(name, rows, bias);
             parts.into_iter().map(part).collect::<Result<_>>()?
@@ -130,22 +140,40 @@ impl Finder<'_> {
     }
 }
 
-impl Linear {
+impl Found {
     /// The linear of some of the outputs.
     fn rows(&self, rows: Range<usize>, name: String) -> Self {
+        let weight = match &self.weight {
+            Stored::Dense(tensor) => Stored::Dense(tensor.rows(rows.clone())),
+            Stored::Quantised(weight) => {
+                let rows: Vec<usize> = rows.clone().collect();
+                Stored::Quantised(select_rows(weight, &rows))
+            }
+        };
         Self {
             name,
-            weight: self.weight.rows(rows.clone()),
+            weight,
             bias: self.bias.as_ref().map(|bias| bias[rows.clone()].to_vec()),
-            quantised: None,
-            out_features: rows.len(),
-            in_features: self.in_features,
+            shape: [rows.len(), self.shape[1]],
         }
+    }
+
+    /// The linear as it computes.
+    fn pack(self) -> Result<Linear> {
+        let [out_features, in_features] = self.shape;
+        Ok(Linear {
+            weight: Weight::new(&self.name, self.weight)?,
+            name: self.name,
+            bias: self.bias,
+            quantised: None,
+            out_features,
+            in_features,
+        })
     }
 }
 
 impl Layer {
-    fn open(checkpoint: &Checkpoint, config: &Config, index: usize) -> Result<Self> {
+    fn open(checkpoint: &dyn Checkpoint, config: &Config, index: usize) -> Result<Self> {
         let (hidden, ffn) = (config.hidden_size, config.intermediate_size);
         let (query, kv) = (config.query_width(), config.kv_width());
         let norm = |name: &str, width: usize| {
@@ -220,7 +248,7 @@ impl Layer {
 
 impl Weights {
     /// Finds and checks every tensor.
-    pub(super) fn open(checkpoint: &Checkpoint, config: &Config) -> Result<Self> {
+    pub(super) fn open(checkpoint: &dyn Checkpoint, config: &Config) -> Result<Self> {
         let table = [config.vocab_size, config.hidden_size];
         if let Some(rows) = checkpoint
             .rows("model.embed_tokens.weight")
@@ -231,16 +259,17 @@ impl Weights {
                 config.vocab_size
             )));
         }
-        let head = match (config.tie_word_embeddings, checkpoint.has("lm_head.weight")) {
+        let matrix = |name: &str| Weight::new(name, checkpoint.linear(name, table)?);
+        let head = match (config.tie_word_embeddings, checkpoint.has_linear("lm_head")) {
             (true, _) => None,
-            (false, true) => Some(checkpoint.tensor("lm_head.weight", &table)?),
+            (false, true) => Some(matrix("lm_head")?),
             (false, false) => {
                 let message = "tensor lm_head.weight is missing: set tie_word_embeddings in config.json if the embedding is the head";
                 return Err(Error::model(message));
             }
         };
         Ok(Self {
-            embedding: checkpoint.tensor("model.embed_tokens.weight", &table)?,
+            embedding: matrix("model.embed_tokens")?,
             layers: (0..config.num_hidden_layers)
                 .map(|index| Layer::open(checkpoint, config, index))
                 .collect::<Result<_>>()?,
@@ -255,7 +284,7 @@ impl Weights {
     }
 
     /// The matrix that makes logits.
-    pub(super) fn head(&self) -> &Tensor {
+    pub(super) fn head(&self) -> &Weight {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
 

@@ -39,21 +39,32 @@ fn argmax(logits: &[f32]) -> u32 {
     u32::try_from(best.unwrap()).unwrap()
 }
 
-/// Compares a checkpoint with its golden.
-pub(crate) fn compare(folder: &Path, tolerance: f32) {
-    let name = folder.display();
-    let golden: Golden =
-        serde_json::from_str(&fs::read_to_string(folder.join("golden.json")).unwrap()).unwrap();
+fn read(folder: &Path) -> Golden {
+    serde_json::from_str(&fs::read_to_string(folder.join("golden.json")).unwrap()).unwrap()
+}
+
+/// The largest distance between the logits of a checkpoint under a plan and those of its golden.
+pub(crate) fn distance(folder: &Path, plan: PrecisionPlan) -> f32 {
+    let golden = read(folder);
     let mut model = Model::open(folder).unwrap();
-    model.set_plan(PrecisionPlan::baseline()).unwrap();
+    model.set_plan(plan).unwrap();
     let logits = last_logits(&model, &[&golden.prompt_ids]);
-    let apart = logits
+    assert_eq!(logits.len(), golden.logits.len(), "{}", folder.display());
+    logits
         .iter()
         .zip(&golden.logits)
         .map(|(own, theirs)| (own - theirs).abs())
-        .fold(0.0, f32::max);
-    assert_eq!(logits.len(), golden.logits.len(), "{name}");
+        .fold(0.0, f32::max)
+}
+
+/// Compares a checkpoint with its golden.
+pub(crate) fn compare(folder: &Path, tolerance: f32) {
+    let name = folder.display();
+    let apart = distance(folder, PrecisionPlan::baseline());
     assert!(apart <= tolerance, "{name}: logits are {apart} apart");
+    let golden = read(folder);
+    let mut model = Model::open(folder).unwrap();
+    model.set_plan(PrecisionPlan::baseline()).unwrap();
     let (mut chunks, mut ids) = (vec![golden.prompt_ids.clone()], Vec::new());
     for _ in &golden.output_ids {
         let parts: Vec<&[u32]> = chunks.iter().map(Vec::as_slice).collect();

@@ -4,7 +4,9 @@
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 mod families;
+mod gguf;
 mod layouts;
+mod models;
 mod refusals;
 
 use std::path::{Path, PathBuf};

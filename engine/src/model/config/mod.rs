@@ -123,6 +123,15 @@ impl Config {
         Self::check(raw, generation)
     }
 
+    /// Checks fields that did not come from a `config.json` but are named as there.
+    ///
+    /// # Errors
+    /// As [`Config::read`].
+    pub(super) fn of_fields(fields: Value) -> Result<Self> {
+        let raw = serde_json::from_value(fields).map_err(|error| bad(&error.to_string()))?;
+        Self::check(raw, RawGeneration::default())
+    }
+
     fn check(raw: RawConfig, generation: RawGeneration) -> Result<Self> {
         let family = Family::of(&raw)?;
         let format = raw.quantization_config.as_ref().map(Format::parse);

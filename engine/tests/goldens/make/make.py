@@ -4,6 +4,7 @@ import pathlib
 import sys
 
 import families
+import gguf_files
 import layouts
 import models
 
@@ -12,3 +13,4 @@ if __name__ == "__main__":
     families.write(directory)
     layouts.write(directory)
     models.write(directory)
+    gguf_files.write(directory)

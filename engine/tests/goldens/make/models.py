@@ -64,7 +64,8 @@ def write(directory):
         folder.mkdir(exist_ok=True)
         model.config.quantization_config = config
         model.config.dtype = "bfloat16"
-        described = model.config.to_dict() | dict(quantization_config=config)
+        architecture = type(model).__name__
+        described = model.config.to_dict() | dict(architectures=[architecture], quantization_config=config)
         (folder / "config.json").write_text(json.dumps(described, default=str) + "\n")
         save_file(tensors, folder / "model.safetensors")
         del model.config.quantization_config

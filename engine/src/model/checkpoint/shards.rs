@@ -1,4 +1,4 @@
-//! Finds a model's tensors in its safetensors files. Every name, shape and offset is checked before a byte is used.
+//! Finds a model's tensors in its safetensors files.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Component, Path, PathBuf};
@@ -8,19 +8,23 @@ use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
-use super::config::{parse, read_small_file};
-use super::mmap;
-use super::tensor::{Storage, Tensor};
+use super::{Checkpoint, Stored, joined, missing, mmap, wrong_shape};
+use crate::formats::{self, Format, Tensors};
+use crate::model::config::{parse, read_small_file};
+use crate::model::tensor::{Storage, Tensor};
 use crate::{Error, Result};
 
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
+/// Tensors of all models are far fewer; the bound keeps what headers make us hold near the size of the files.
+const MAX_TENSORS: usize = 1 << 16;
 
 /// The open files of a model.
 #[derive(Debug)]
-pub(super) struct Checkpoint {
-    shards: Vec<(String, Arc<Mmap>)>,
+pub(in crate::model) struct Shards {
+    files: Vec<(String, Arc<Mmap>)>,
     tensors: HashMap<String, Entry>,
+    format: Option<Format>,
 }
 
 #[derive(Debug)]
@@ -37,17 +41,18 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-impl Checkpoint {
-    /// Maps the shards and reads their headers.
-    pub(super) fn open(directory: &Path) -> Result<Self> {
+impl Shards {
+    /// Maps the shards and reads their headers; linears are stored as `format` says.
+    pub(in crate::model) fn open(directory: &Path, format: Option<Format>) -> Result<Self> {
         let index = read_index(directory)?;
         let names: BTreeSet<&str> = match &index {
             Some(index) => index.weight_map.values().map(String::as_str).collect(),
             None => BTreeSet::from([SINGLE]),
         };
         let mut checkpoint = Self {
-            shards: Vec::new(),
+            files: Vec::new(),
             tensors: HashMap::new(),
+            format,
         };
         for name in names {
             checkpoint.add_shard(directory, name, index.is_some())?;
@@ -56,13 +61,6 @@ impl Checkpoint {
             checkpoint.check_index(index)?;
         }
         Ok(checkpoint)
-    }
-
-    /// File names and bytes.
-    pub(super) fn shards(&self) -> impl Iterator<Item = (&str, &[u8])> {
-        self.shards
-            .iter()
-            .map(|(name, map)| (name.as_str(), &map[..]))
     }
 
     fn add_shard(&mut self, directory: &Path, name: &str, indexed: bool) -> Result<()> {
@@ -76,6 +74,7 @@ impl Checkpoint {
                 "{name}: {detail}: the file is truncated or damaged, download the model again"
             ))
         };
+        check_count(&map).map_err(|detail| broken(&detail))?;
         let (header, metadata) = SafeTensors::read_metadata(&map)
             .map_err(|error| broken(&format!("bad safetensors header ({error})")))?;
         let data = header + size_of::<u64>();
@@ -87,7 +86,7 @@ impl Checkpoint {
                 map.len() - data
             )));
         }
-        let shard = self.shards.len();
+        let shard = self.files.len();
         for (tensor, info) in metadata.tensors() {
             let (start, end) = info.data_offsets;
             let entry = Entry {
@@ -103,7 +102,7 @@ impl Checkpoint {
                 )));
             }
         }
-        self.shards.push((name.to_owned(), Arc::new(map)));
+        self.files.push((name.to_owned(), Arc::new(map)));
         Ok(())
     }
 
@@ -113,7 +112,7 @@ impl Checkpoint {
             if self
                 .tensors
                 .get(tensor)
-                .is_none_or(|entry| self.shards[entry.shard].0 != *shard)
+                .is_none_or(|entry| self.files[entry.shard].0 != *shard)
             {
                 return Err(Error::model(format!(
                     "{INDEX}: {shard} does not hold tensor {tensor}: download the model again"
@@ -122,27 +121,33 @@ impl Checkpoint {
         }
         Ok(())
     }
+}
 
-    /// Whether there is such a tensor.
-    pub(super) fn has(&self, name: &str) -> bool {
-        self.tensors.contains_key(name)
+impl Tensors for Shards {
+    fn find(&self, name: &str) -> Option<formats::Stored<'_>> {
+        let entry = self.tensors.get(name)?;
+        Some(formats::Stored {
+            dtype: entry.dtype,
+            shape: entry.shape.clone(),
+            bytes: &self.files[entry.shard].1[entry.start..entry.end],
+        })
+    }
+}
+
+impl Checkpoint for Shards {
+    fn has_linear(&self, name: &str) -> bool {
+        ["weight", "weight_packed", "qweight"]
+            .iter()
+            .any(|suffix| self.tensors.contains_key(&format!("{name}.{suffix}")))
     }
 
-    /// The tensor of this name, which must have this shape.
-    pub(super) fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        let Some(entry) = self.tensors.get(name) else {
-            return Err(Error::model(format!(
-                "tensor {name} is missing from the weights: download the model again"
-            )));
-        };
-        let file = &self.shards[entry.shard].0;
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let entry = self.tensors.get(name).ok_or_else(|| missing(name))?;
+        let file = &self.files[entry.shard].0;
         if entry.shape != shape {
-            return Err(Error::model(format!(
-                "{file}: tensor {name} has the shape {:?}, config.json asks for {shape:?}: config.json and weights are of different models",
-                entry.shape
-            )));
+            return Err(wrong_shape(file, name, &entry.shape, shape));
         }
-        let map = Arc::clone(&self.shards[entry.shard].1);
+        let map = Arc::clone(&self.files[entry.shard].1);
         let storage =
             Storage::mapped(map, entry.start..entry.end, entry.dtype).ok_or_else(|| {
                 Error::model(format!(
@@ -153,12 +158,54 @@ impl Checkpoint {
         Ok(Tensor::new(storage, shape.to_vec()))
     }
 
-    /// The rows of a two-dimensional tensor, for a message about the vocabulary.
-    pub(super) fn rows(&self, name: &str) -> Option<usize> {
+    fn linear(&self, name: &str, shape: [usize; 2]) -> Result<Stored> {
+        let quantised = match &self.format {
+            Some(format) => format.read(self, name, shape)?,
+            None => None,
+        };
+        match quantised {
+            Some(weight) => Ok(Stored::Quantised(weight)),
+            None => self
+                .tensor(&format!("{name}.weight"), &shape)
+                .map(Stored::Dense),
+        }
+    }
+
+    fn rows(&self, name: &str) -> Option<usize> {
         self.tensors
             .get(name)
             .and_then(|entry| entry.shape.first().copied())
     }
+
+    fn files(&self) -> Vec<(&str, &[u8])> {
+        self.files
+            .iter()
+            .map(|(name, map)| (name.as_str(), &map[..]))
+            .collect()
+    }
+
+    fn format(&self) -> String {
+        if let Some(format) = &self.format {
+            return format.name();
+        }
+        let types = self
+            .tensors
+            .values()
+            .map(|entry| format!("{:?}", entry.dtype));
+        format!("safetensors {}", joined(types))
+    }
+}
+
+/// Refuses a header that describes more tensors than any model has, before it is parsed: each takes an opening brace.
+fn check_count(file: &[u8]) -> Result<(), String> {
+    let len = file.first_chunk().map_or(0, |len| u64::from_le_bytes(*len));
+    let header = file.get(8..).unwrap_or_default();
+    let header = &header[..usize::try_from(len).unwrap_or(usize::MAX).min(header.len())];
+    let tensors = header.split(|byte| *byte == b'{').count();
+    if tensors > MAX_TENSORS {
+        return Err(format!("describes more than {MAX_TENSORS} tensors"));
+    }
+    Ok(())
 }
 
 fn read_index(directory: &Path) -> Result<Option<Index>> {
