@@ -64,6 +64,10 @@ soak: prerequisites ## One service under load through 10 promotions and 10 rollb
 rollouts: prerequisites ## The same, 100 times (about three hours)
 	@MIXQUANT_SOAK_ROUNDS=100 SCENARIOS=soak scripts/test cluster
 
+.PHONY: simulate
+simulate: ## The operator's core in 100,000 seeded lives of a simulated cluster
+	MIXQUANT_SEEDS=100000 cargo test --release -p mixquant-operator --test simulate -- --nocapture
+
 .PHONY: test-long
 test-long: ## The long forms of the engine's tests: whole reference files, slow clients
 	cargo test --release -p mixquant-engine -- --ignored

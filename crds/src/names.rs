@@ -81,6 +81,14 @@ pub mod engine_metrics {
     pub const KV_CACHE_BYTES: &str = "mixquant_kv_cache_bytes";
     /// Counter, prompts by `precision` (`W8A8`, `BF16`, `FP32`) and `reason` (`length`, `short`, `plan`).
     pub const PREFILL_PRECISION: &str = "mixquant_prefill_precision";
+    /// Counter, prompts that the safety valve had read again precisely, by `reason` (`nan`, `top1`, `kl`, `audit`).
+    pub const VALVE_FALLBACK: &str = "mixquant_valve_fallback";
+    /// Histogram, nats, one observation a checked prompt: KL(precise ‖ quantised) of the last prompt token over the same cache.
+    pub const FIRST_TOKEN_KL: &str = "mixquant_first_token_kl";
+    /// Histogram, nats, one observation an audited prompt: KL(full precise prefill ‖ what the valve let pass).
+    pub const SHADOW_AUDIT_KL: &str = "mixquant_shadow_audit_kl";
+    /// Counter, steps whose logits were no finite numbers, those that the valve caught included.
+    pub const NAN_LOGITS: &str = "mixquant_nan_logits";
     /// Counter, prompt tokens read.
     pub const PROMPT_TOKENS: &str = "mixquant_prompt_tokens";
     /// Counter, tokens generated.

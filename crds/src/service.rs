@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::precision::{DecodeScheme, KvCacheMode, KvPrecision, PrefillScheme};
-use crate::scalars::{Decimal, Span};
+use crate::rollout::{GateSpec, RolloutSpec, SloSpec};
+use crate::scalars::Decimal;
 use crate::status::MixQuantServiceStatus;
 
 /// A language model served with quantised prefill, precise decode and a mixed-precision KV cache: calibrated and verified before it serves, rolled out gray, rolled back by itself.
@@ -53,7 +54,8 @@ use crate::status::MixQuantServiceStatus;
     validation = Rule::new("!has(self.precision.kvCache.importance) || self.precision.kvCache.importance.sinkTokens + self.precision.kvCache.importance.recentTokens < self.engine.maxSequenceLength").message("kvCache.importance.sinkTokens + recentTokens reach engine.maxSequenceLength: nothing would ever be stored at the default precision"),
     validation = Rule::new("!has(self.precision.kvCache.importance) || self.precision.kvCache.importance.sinkTokens + self.precision.kvCache.importance.recentTokens < self.calibration.sequenceLength").message("kvCache.importance.sinkTokens + recentTokens reach calibration.sequenceLength: no key could be measured, raise sequenceLength"),
     validation = Rule::new("self.precision.kvCache.default == 'BF16' || (has(self.precision.kvCache.importance) ? self.precision.kvCache.importance.recentTokens : 0) + 2 * self.precision.kvCache.blockSize < self.verification.sequenceLength").message("verification.sequenceLength is not above kvCache.importance.recentTokens + 2 * blockSize: no key would be quantised while the precision is measured, raise it"),
-    validation = Rule::new("self.precision.prefill.scheme == 'Precise' || 2 * self.precision.kvCache.blockSize <= self.verification.sequenceLength").message("verification.sequenceLength is below 2 * kvCache.blockSize: the quantised prefill would not be measured, raise it")
+    validation = Rule::new("self.precision.prefill.scheme == 'Precise' || 2 * self.precision.kvCache.blockSize <= self.verification.sequenceLength").message("verification.sequenceLength is below 2 * kvCache.blockSize: the quantised prefill would not be measured, raise it"),
+    validation = Rule::new("!has(self.gates) || self.precision.prefill.scheme == 'W8A8' || self.gates.all(gate, !(gate.metric in ['ValveFallbackRate', 'FirstTokenKl', 'ShadowKl']))").message("gates: ValveFallbackRate, FirstTokenKl and ShadowKl measure the quantised prefill, and precision.prefill.scheme is Precise: remove the gate")
 )]
 pub struct MixQuantServiceSpec {
     /// The model and where its files are.
@@ -74,6 +76,10 @@ pub struct MixQuantServiceSpec {
     pub replicas: i32,
     /// What live traffic must see, or the canary is rolled back.
     pub slo: SloSpec,
+    /// More gates on live traffic.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub gates: Vec<GateSpec>,
     /// How a new revision reaches traffic.
     pub rollout: RolloutSpec,
 }
@@ -361,88 +367,4 @@ pub struct Resources {
     /// What may be used at most.
     #[schemars(extend("maxProperties" = 4))]
     pub limits: Option<BTreeMap<String, Quantity>>,
-}
-
-/// What live traffic must see.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct SloSpec {
-    /// Time per output token: (end-to-end - time to first token) / (output tokens - 1), per request.
-    pub tpot: TpotSlo,
-}
-
-/// The gate on time per output token.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[x_kube(validation = Rule::new("has(self.maxMilliseconds) || has(self.maxRegressionPercent)").message("slo.tpot limits nothing: set maxMilliseconds, maxRegressionPercent or both"))]
-pub struct TpotSlo {
-    /// Which quantile is compared.
-    #[x_kube(validation = Rule::new("double(self) >= 0.5 && double(self) <= 0.99").message("slo.tpot.quantile must lie between 0.5 and 0.99: fewer requests cannot decide more"))]
-    pub quantile: Decimal,
-    /// The canary's quantile may be at most this.
-    #[schemars(range(min = 1, max = 120_000))]
-    pub max_milliseconds: Option<i32>,
-    /// The canary's quantile may be so many percent above stable's in the same window.
-    #[schemars(range(min = 1, max = 1000))]
-    pub max_regression_percent: Option<i32>,
-}
-
-/// How a new revision reaches traffic.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[x_kube(
-    validation = Rule::new("self.steps.all(step, duration(step.hold).getSeconds() + duration(self.analysis.warmUp).getSeconds() + 2 * duration(self.analysis.interval).getSeconds() < self.progressDeadlineSeconds)").message("rollout.progressDeadlineSeconds is not above the longest step's hold plus analysis.warmUp plus two intervals: every rollout would fail, raise it"),
-    validation = Rule::new("self.steps.map(step, step.weight).isSorted()").message("rollout.steps must have rising weights"),
-    validation = Rule::new("self.steps.all(step, self.steps.exists_one(other, other.weight == step.weight))").message("rollout.steps has the same weight twice: remove one"),
-)]
-pub struct RolloutSpec {
-    /// Weights that the canary passes through, rising.
-    #[schemars(length(min = 1, max = 20))]
-    pub steps: Vec<Step>,
-    /// How a step is judged.
-    pub analysis: AnalysisSpec,
-    /// A phase of the rollout that has not moved on after so many seconds has failed.
-    #[schemars(range(min = 10, max = 604_800))]
-    #[serde(default = "progress_deadline")]
-    pub progress_deadline_seconds: i32,
-}
-
-fn progress_deadline() -> i32 {
-    600
-}
-
-/// One weight of the canary.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Step {
-    /// Percent of the traffic, reached as nearly as whole pods allow.
-    #[schemars(range(min = 1, max = 99))]
-    pub weight: i32,
-    /// The canary stays at this weight at least so long.
-    #[x_kube(validation = Rule::new("duration(self).getSeconds() <= 604800").message("hold is longer than a week"))]
-    pub hold: Span,
-}
-
-/// How a step is judged.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct AnalysisSpec {
-    /// Time between verdicts.
-    #[x_kube(validation = Rule::new("duration(self).getSeconds() >= 1 && duration(self).getSeconds() <= 3600").message("analysis.interval must lie between 1s and 1h"))]
-    pub interval: Span,
-    /// Fewer requests than this in the window are no verdict.
-    #[schemars(range(min = 1, max = 1_000_000))]
-    pub min_samples: i32,
-    /// So many Fail verdicts in a row roll back.
-    #[schemars(range(min = 1, max = 100))]
-    #[serde(default = "one")]
-    pub failure_limit: i32,
-    /// The first seconds of a step are not counted.
-    #[serde(default = "no_warm_up")]
-    #[x_kube(validation = Rule::new("duration(self).getSeconds() <= 86400").message("analysis.warmUp is longer than a day"))]
-    pub warm_up: Span,
-}
-
-fn no_warm_up() -> Span {
-    Span("0s".into())
 }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::report::{CalibrationReport, VerifyReport};
+use crate::rollout::OnFailure;
 
 /// The state of a service.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -40,8 +41,25 @@ pub struct MixQuantServiceStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10))]
     pub failed_revisions: Vec<FailedRevision>,
+    /// Memory: revisions that were promoted, newest first; the first is stable.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 11))]
+    pub promoted: Vec<PromotedRevision>,
+    /// Memory: the newest request of a person, and its answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request: Option<RequestStatus>,
+    /// Memory: retries of the spec as it stands.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<AttemptStatus>,
+    /// Memory: the revision that a person put in the place of what the spec asks for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub undo: Option<UndoStatus>,
     /// Display: the stable track's time per output token at the gate's quantile, such as `12 ms`.
     pub tpot: Option<String>,
+    /// Display: when that was written. Outside of trials it is written anew at most every ten minutes, and only when it has changed by more
+    /// than a fifth.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tpot_at: Option<Time>,
     /// The API: one of each type.
     #[serde(default)]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
@@ -61,6 +79,8 @@ pub enum Phase {
     Canary,
     /// The canary passed and becomes stable.
     Promoting,
+    /// The rollout stands still until a person or a pause's end lets it go on.
+    Paused,
     /// The canary failed and leaves.
     RollingBack,
     /// The spec is what serves.
@@ -107,6 +127,96 @@ pub struct RolloutStatus {
     pub failed_verdicts: i32,
     /// The newest verdict.
     pub verdict: Option<VerdictStatus>,
+    /// Why the trial stands still until a person decides; a pause among the steps is not told here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub paused: Option<Halt>,
+    /// Whether a person has ended the pause of this step.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub released: bool,
+    /// Why this trial takes no steps and needs no verdicts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waived: Option<Waiver>,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature that serde calls"
+)]
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+/// Why a trial stands still.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Halt {
+    /// `spec.rollout.paused`.
+    Spec,
+    /// A gate failed whose `onFailure` is Pause.
+    Gate,
+    /// The deadline passed, and `rollout.onFailure` is Pause.
+    Deadline,
+}
+
+/// Why a trial takes no steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Waiver {
+    /// A person asked for `promote REVISION full`.
+    Request,
+    /// The revision was stable lately: `rollout.rollbackWindow`.
+    RollbackWindow,
+}
+
+/// A revision that became stable.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PromotedRevision {
+    /// The short revision digest.
+    pub revision: String,
+    /// When.
+    pub at: Time,
+}
+
+/// A person's request and its answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RequestStatus {
+    /// The request as it was read.
+    pub request: String,
+    /// Whether it was done.
+    pub answer: Answer,
+    /// What was done, or why nothing was.
+    pub message: String,
+    /// When.
+    pub at: Time,
+}
+
+/// The answer to a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Answer {
+    /// It was done.
+    Accepted,
+    /// It was not: the message says why.
+    Refused,
+}
+
+/// Retries of one spec.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AttemptStatus {
+    /// Over the spec that was retried, without `replicas`.
+    pub spec: Digest,
+    /// The first retry is attempt 2.
+    pub number: i32,
+}
+
+/// A revision that serves instead of what the spec asks for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UndoStatus {
+    /// Over the spec that was undone, without `replicas`: another spec ends this.
+    pub spec: Digest,
+    /// The short revision digest.
+    pub revision: String,
 }
 
 /// The stages of a rollout, in order.
@@ -131,6 +241,24 @@ pub struct VerdictStatus {
     /// When.
     pub at: Time,
     /// The numbers that decided it, in one line.
+    pub message: String,
+    /// What each gate said.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20))]
+    pub gates: Vec<GateStatus>,
+}
+
+/// What one gate said.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GateStatus {
+    /// The gate's name.
+    pub name: String,
+    /// What it decided.
+    pub outcome: Outcome,
+    /// What its failure does.
+    pub on_failure: OnFailure,
+    /// Its numbers: the canary's and stable's with their bounds, and the limit.
     pub message: String,
 }
 
@@ -190,6 +318,8 @@ pub enum ConditionType {
     PrecisionOK,
     /// The newest verdict of a canary on live traffic kept `spec.slo`.
     SLOMet,
+    /// The rollout waits for a person or for a pause to end; absent otherwise.
+    Paused,
     /// kstatus: the controller is at work.
     Reconciling,
     /// kstatus: the controller cannot go on until a person changes something.
@@ -198,13 +328,14 @@ pub enum ConditionType {
 
 impl ConditionType {
     /// Every type, in the order of display.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Ready,
         Self::Available,
         Self::Progressing,
         Self::Calibrated,
         Self::PrecisionOK,
         Self::SLOMet,
+        Self::Paused,
         Self::Reconciling,
         Self::Stalled,
     ];
@@ -218,6 +349,7 @@ impl ConditionType {
             Self::Calibrated => "Calibrated",
             Self::PrecisionOK => "PrecisionOK",
             Self::SLOMet => "SLOMet",
+            Self::Paused => "Paused",
             Self::Reconciling => "Reconciling",
             Self::Stalled => "Stalled",
         }
@@ -255,6 +387,16 @@ pub enum Reason {
     RolledBack,
     /// A stage of the rollout took too long.
     ProgressDeadlineExceeded,
+    /// The canary's pods end again and again, or cannot be made.
+    PodsFailing,
+    /// A person rolled the canary back.
+    Aborted,
+    /// A person put another revision in the place of what the spec asks for.
+    Undone,
+    /// The rollout stands still.
+    RolloutPaused,
+    /// A person's request was answered.
+    Requested,
     /// Something that the spec names is missing, or a name that we need is taken.
     DependencyMissing,
     /// The spec cannot work.
@@ -283,6 +425,11 @@ impl Reason {
             Self::RollingOut => "RollingOut",
             Self::RolledBack => "RolledBack",
             Self::ProgressDeadlineExceeded => "ProgressDeadlineExceeded",
+            Self::PodsFailing => "PodsFailing",
+            Self::Aborted => "Aborted",
+            Self::Undone => "Undone",
+            Self::RolloutPaused => "RolloutPaused",
+            Self::Requested => "Requested",
             Self::DependencyMissing => "DependencyMissing",
             Self::InvalidSpec => "InvalidSpec",
             Self::ApplyFailed => "ApplyFailed",

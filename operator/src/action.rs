@@ -135,32 +135,15 @@ pub enum Metric {
     Promotion,
     /// `operator_metrics::VERDICTS`.
     Verdict {
-        /// The label `gate`.
-        gate: Gate,
+        /// The label `gate`: [`PRECISION_GATE`], or the name of a gate on live traffic.
+        gate: String,
         /// The label `verdict`.
         outcome: Outcome,
     },
 }
 
-/// The gates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Gate {
-    /// `spec.verification`, by a Job's report.
-    Precision,
-    /// `spec.slo.tpot`, by live traffic.
-    Tpot,
-}
-
-impl Gate {
-    /// The label's value.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Precision => "precision",
-            Self::Tpot => "tpot",
-        }
-    }
-}
+/// The `gate` label of `spec.verification`, whose verdict rests on a Job's report.
+pub const PRECISION_GATE: &str = "precision";
 
 /// What to do now, and when time alone may change the answer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -171,7 +154,7 @@ pub struct Plan {
     /// Plan again after this span even if nothing happens; `None` at rest, where watches wake us.
     pub requeue: Option<Duration>,
     /// Since when samples of the trial count: `scrape.rs` takes its baselines at or after this moment and forgets older ones. `None`
-    /// when there is no trial to sample.
+    /// when nothing serves yet.
     pub window: Option<Window>,
 }
 
@@ -181,6 +164,6 @@ pub struct Plan {
 pub struct Window {
     /// When the step began plus the warm-up. Also the window's identity: another moment is another window.
     pub since: Timestamp,
-    /// The revisions whose pods are scraped: stable and canary.
+    /// The revisions whose pods are scraped: stable and canary; at rest stable twice.
     pub revisions: [String; 2],
 }

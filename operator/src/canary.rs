@@ -6,7 +6,6 @@ use jiff::Timestamp;
 use mixquant_crds::status::{RolloutStage, RolloutStatus};
 
 use crate::action::Window;
-use crate::revision::seconds_between;
 use crate::validate::{Rollout, Step};
 
 /// Pods that take about `weight` percent of the traffic beside `stable` pods: `weight / (100 - weight) * stable`, rounded, at least 1.
@@ -25,13 +24,17 @@ pub fn achieved_weight(canary_ready: i32, stable_ready: i32) -> i32 {
     (canary_ready * 100 + all / 2) / all
 }
 
-/// The step that a trial is at. An index that no step has (a forged status) is the last step.
-pub fn step(rollout: &Rollout, index: i32) -> Step {
-    let index = usize::try_from(index).unwrap_or(0);
-    *rollout
-        .steps
-        .get(index)
-        .or(rollout.steps.last())
+/// The steps from the first to the one that a trial is at. An index that no step has (a forged status) is the last step.
+fn so_far<'a>(rollout: &'a Rollout, at: &RolloutStatus) -> &'a [Step] {
+    let index = usize::try_from(at.step).unwrap_or(0);
+    let count = (index + 1).min(rollout.steps.len());
+    &rollout.steps[..count]
+}
+
+/// The step that a trial is at.
+pub fn step(rollout: &Rollout, at: &RolloutStatus) -> Step {
+    *so_far(rollout, at)
+        .last()
         .expect("validate refuses a rollout without steps")
 }
 
@@ -40,14 +43,42 @@ pub fn has_next(rollout: &Rollout, index: i32) -> bool {
     usize::try_from(index).is_ok_and(|index| index + 1 < rollout.steps.len())
 }
 
+/// Pods of one step, beside `stable` pods; a pause asks for none.
+fn pods(step: &Step, stable: i32) -> Option<i32> {
+    match *step {
+        Step::Weight { weight, .. } => Some(replicas(weight, stable)),
+        Step::Replicas { replicas, .. } => Some(replicas),
+        Step::Pause { .. } => None,
+    }
+}
+
+/// Pods that the canary has at the last of `steps`, the first ones of the rollout, beside `stable` pods. Before its first share it waits
+/// with the pods of that share; pods under judgement are never taken away.
+pub fn size_after(rollout: &Rollout, steps: &[Step], stable: i32) -> i32 {
+    let so_far = steps.iter().filter_map(|step| pods(step, stable)).max();
+    let first = || rollout.steps.iter().find_map(|step| pods(step, stable));
+    so_far.or_else(first).unwrap_or(1)
+}
+
 /// Pods that the canary should have now, beside `stable` pods wanted.
 pub fn size(rollout: &Rollout, at: &RolloutStatus, stable: i32) -> i32 {
-    let of_step = replicas(step(rollout, at.step).weight, stable);
+    let of_steps = size_after(rollout, so_far(rollout, at), stable);
     match at.stage {
-        RolloutStage::Starting | RolloutStage::Stepping => of_step,
-        // Never fewer than in the last step: pods under judgement are not taken away.
-        RolloutStage::Promoting => of_step.max(stable),
+        RolloutStage::Starting if at.waived.is_some() => stable,
+        RolloutStage::Starting | RolloutStage::Stepping => of_steps,
+        RolloutStage::Promoting => of_steps.max(stable),
         RolloutStage::RollingBack => 0,
+    }
+}
+
+/// Whether the canary takes traffic: a pause before the first share is a dark start.
+pub fn shares_traffic(rollout: &Rollout, at: &RolloutStatus) -> bool {
+    match at.stage {
+        RolloutStage::Stepping => so_far(rollout, at)
+            .iter()
+            .any(|step| !matches!(step, Step::Pause { .. })),
+        RolloutStage::Promoting => true,
+        RolloutStage::Starting | RolloutStage::RollingBack => false,
     }
 }
 
@@ -56,15 +87,12 @@ pub fn window_start(rollout: &Rollout, at: &RolloutStatus) -> Timestamp {
     later(at.step_started_at.0, rollout.warm_up)
 }
 
-/// What is to be sampled for the trial; nothing while no traffic reaches the canary.
+/// What is to be sampled for the trial; nothing while no traffic reaches the canary, or while nothing is judged.
 pub fn window(rollout: &Rollout, at: &RolloutStatus, stable: &str, canary: &str) -> Option<Window> {
-    match at.stage {
-        RolloutStage::Stepping | RolloutStage::Promoting => Some(Window {
-            since: window_start(rollout, at),
-            revisions: [stable.to_owned(), canary.to_owned()],
-        }),
-        RolloutStage::Starting | RolloutStage::RollingBack => None,
-    }
+    (shares_traffic(rollout, at) && at.waived.is_none()).then(|| Window {
+        since: window_start(rollout, at),
+        revisions: [stable.to_owned(), canary.to_owned()],
+    })
 }
 
 /// When the next verdict is due: an interval after the window began, then an interval after each verdict.
@@ -74,15 +102,33 @@ pub fn verdict_due(rollout: &Rollout, at: &RolloutStatus) -> Timestamp {
     later(last.max(start), rollout.interval)
 }
 
-/// Whether the step has lasted as long as it must.
-pub fn held(rollout: &Rollout, at: &RolloutStatus, now: Timestamp) -> bool {
-    let hold = step(rollout, at.step).hold;
-    seconds_between(at.step_started_at.0, now) >= i64::from(hold)
+/// When the step has lasted as long as it must; `None` in a pause that only a person ends.
+pub fn held_until(rollout: &Rollout, at: &RolloutStatus) -> Option<Timestamp> {
+    let seconds = match step(rollout, at) {
+        Step::Weight { hold, .. } | Step::Replicas { hold, .. } => hold,
+        Step::Pause { .. } if at.released => 0,
+        Step::Pause { duration } => duration?,
+    };
+    Some(later(at.step_started_at.0, seconds))
 }
 
-/// When the stage or step has failed by taking too long.
-pub fn deadline(rollout: &Rollout, at: &RolloutStatus) -> Timestamp {
-    later(at.step_started_at.0, rollout.progress_deadline)
+/// Whether the trial waits in a pause among its steps.
+pub fn pauses(rollout: &Rollout, at: &RolloutStatus, now: Timestamp) -> bool {
+    at.stage == RolloutStage::Stepping
+        && matches!(step(rollout, at), Step::Pause { .. })
+        && held_until(rollout, at).is_none_or(|until| now < until)
+}
+
+/// When the stage or step has failed by taking too long; `None` while a person is waited for. A pause with a duration does not count.
+pub fn deadline(rollout: &Rollout, at: &RolloutStatus) -> Option<Timestamp> {
+    if at.paused.is_some() {
+        return None;
+    }
+    let from = match (at.stage, step(rollout, at)) {
+        (RolloutStage::Stepping, Step::Pause { .. }) => held_until(rollout, at)?,
+        _ => at.step_started_at.0,
+    };
+    Some(later(from, rollout.progress_deadline))
 }
 
 /// How long until `then`, at least one second: a pass that came a moment early is not repeated at once.

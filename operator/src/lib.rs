@@ -5,6 +5,7 @@
 
 pub mod action;
 pub mod apply;
+pub mod bounds;
 pub mod build;
 pub mod canary;
 pub mod cli;
@@ -12,7 +13,9 @@ pub mod clock;
 pub mod compare;
 pub mod context;
 pub mod controller;
+pub mod counted;
 pub mod error;
+pub mod histogram;
 pub mod judge;
 pub mod lease;
 pub mod metrics;

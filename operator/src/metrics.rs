@@ -39,7 +39,7 @@ struct RollbackLabels {
 struct VerdictLabels {
     namespace: String,
     name: String,
-    gate: &'static str,
+    gate: String,
     verdict: String,
 }
 
@@ -169,7 +169,7 @@ impl Metrics {
                 let labels = VerdictLabels {
                     namespace,
                     name,
-                    gate: gate.as_str(),
+                    gate: gate.clone(),
                     verdict: format!("{outcome:?}"),
                 };
                 self.verdicts.get_or_create(&labels).inc();
@@ -228,7 +228,6 @@ mod tests {
     use mixquant_crds::status::{Outcome, Reason};
 
     use super::*;
-    use crate::action::Gate;
 
     #[test]
     fn every_name_of_the_contract_is_exported_and_the_phase_is_one() {
@@ -240,7 +239,7 @@ mod tests {
         metrics.count(&service, &Metric::Promotion);
         let cause = Reason::SLOViolated;
         metrics.count(&service, &Metric::Rollback { cause });
-        let (gate, outcome) = (Gate::Tpot, Outcome::Pass);
+        let (gate, outcome) = ("tpot".to_owned(), Outcome::Pass);
         metrics.count(&service, &Metric::Verdict { gate, outcome });
         metrics.show(&service, None, "Calibrating", 0);
         metrics.show(&service, Some("Calibrating"), "Canary", 33);

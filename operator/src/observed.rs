@@ -284,6 +284,12 @@ pub struct ObservedPod {
     pub terminating: bool,
     /// Restarts of its container.
     pub restarts: i32,
+    /// Why its container cannot even be made: a missing Secret, a name that is none. Time alone does not cure it.
+    #[serde(default)]
+    pub cannot_start: Option<String>,
+    /// The kernel killed its container for memory, now or the last time that it ended.
+    #[serde(default)]
+    pub out_of_memory: bool,
     /// When it was created.
     pub created_at: Timestamp,
 }

@@ -5,7 +5,9 @@
 //! before muscle), else last. There is no other state: a crash anywhere is a pass that ended early.
 #![warn(clippy::wildcard_enum_match_arm)]
 
+mod asked;
 mod effects;
+mod ending;
 mod measure;
 mod trial;
 mod verdict;
@@ -16,7 +18,7 @@ use jiff::Timestamp;
 use mixquant_crds::MixQuantServiceStatus;
 use mixquant_crds::status::{FailedRevision, Reason, VerdictStatus};
 
-use crate::action::{Action, Event, Metric, Plan};
+use crate::action::{Action, Event, Metric, Plan, Window};
 use crate::canary;
 use crate::observed::{FrozenRevision, ObjectName, Observed, ObservedDeployment};
 use crate::revision::{Render, find_or_freeze};
@@ -29,6 +31,8 @@ pub use measure::Measured;
 
 /// The names that the status keeps at most.
 const MEMORY: usize = 10;
+/// Seconds of a window at rest.
+const REST_WINDOW: i64 = 600;
 /// How soon to look again at what this pass has begun, or for an object of someone else to go away.
 const AGAIN: Duration = Duration::from_secs(10);
 
@@ -159,9 +163,23 @@ pub fn plan(
         memory: before.clone(),
         ..Decisions::default()
     };
+    asked::expire(&world, &mut decisions);
+    let valid = asked::attempted(valid, &decisions.memory);
+    let world = World {
+        valid: &valid,
+        ..world
+    };
+    asked::answer(&world, &mut decisions);
+    asked::confirm(&world, &mut decisions);
+    let valid = asked::attempted(world.valid, &decisions.memory);
+    let world = World {
+        valid: &valid,
+        ..world
+    };
     let measured = measure::measure(&world, &mut decisions);
     let target = target(&world, &decisions.memory, &measured);
     trial::advance(&world, &mut decisions, target.as_ref());
+    verdict::show_at_rest(&world, &mut decisions);
     let effects = effects::effects(&world, &mut decisions, &measured, target.as_ref());
 
     let remembers = !status::same_memory(&before, &decisions.memory);
@@ -210,12 +228,18 @@ pub fn plan_invalid(observed: &Observed, problem: &InvalidSpec, now: Timestamp) 
     }
 }
 
-/// The revision that the spec asks for; `None` until its precision is measured and accepted.
+/// The revision that should serve: what a person put in the spec's place, or what the spec asks for; `None` until its precision is
+/// measured and accepted.
 fn target(
     world: &World<'_>,
     memory: &MixQuantServiceStatus,
     measured: &Measured,
 ) -> Option<FrozenRevision> {
+    if let Some(undo) = &memory.undo {
+        let mut kept = world.observed.revisions.iter();
+        let found = kept.find(|kept| kept.frozen.revision == undo.revision);
+        return found.map(|kept| kept.frozen.clone());
+    }
     match measured {
         Measured::Accepted { record, .. } => {
             let roles = [memory.stable.as_ref(), memory.canary.as_ref()];
@@ -236,9 +260,15 @@ fn target(
     }
 }
 
-/// What the shell samples until the next pass.
-fn window(world: &World<'_>, memory: &MixQuantServiceStatus) -> Option<crate::action::Window> {
-    let (stable, canary) = (memory.stable.as_ref()?, memory.canary.as_ref()?);
+/// What the shell samples until the next pass: the trial's window; at rest stable alone, for display, in windows of ten minutes.
+fn window(world: &World<'_>, memory: &MixQuantServiceStatus) -> Option<Window> {
+    let stable = memory.stable.as_ref()?;
+    let Some(canary) = &memory.canary else {
+        let second = world.now.as_second();
+        let since = Timestamp::from_second(second - second.rem_euclid(REST_WINDOW)).ok()?;
+        let revisions = [stable.revision.clone(), stable.revision.clone()];
+        return Some(Window { since, revisions });
+    };
     canary::window(
         &world.valid.rollout,
         memory.rollout.as_ref()?,

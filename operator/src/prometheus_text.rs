@@ -1,16 +1,20 @@
-//! Reads the two things that a verdict needs from a pod's exposition text: when its process started and its histogram of TPOT.
+//! Reads what a verdict needs from a pod's exposition text: when its process started, and the series that gates look at.
 //!
 //! Called by `scrape.rs` on text from the network. Pure and strict: whatever is not plainly right (NaN, a negative or falling count, a series
-//! twice, a missing +Inf) is refused with a reason. A refused scrape is no sample; it is never taken for a good one.
+//! twice, a missing +Inf) is refused with a reason, for the series that it belongs to. What is refused is no sample; it is never taken for
+//! a good one, and a series that is absent is never taken for zero.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use mixquant_crds::names::engine_metrics::{PROCESS_START_TIME, REQUEST_TIME_PER_OUTPUT_TOKEN};
+use mixquant_crds::names::engine_metrics::PROCESS_START_TIME;
 
-use crate::samples::Histogram;
+use crate::histogram::Histogram;
+use crate::samples::{Series, Shape, Value};
 
 /// Buckets of one series; more is no engine of ours.
 const MAX_BUCKETS: usize = 1000;
+/// Parts of one series by labels; more is no engine of ours.
+const MAX_PARTS: usize = 64;
 /// Counts above this are not exact in the format's floats.
 const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
 
@@ -19,19 +23,17 @@ const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
 pub struct Scrape {
     /// Seconds since the epoch, bit for bit as written: another value is another process.
     pub process_start: u64,
-    /// Time per output token since the process started.
-    pub tpot: Histogram,
+    /// The series that are there, since the process started; `Err` with the reason for one that is not plainly right.
+    pub series: BTreeMap<Series, Result<Value, String>>,
 }
 
 /// Parses the whole text.
 ///
 /// # Errors
-/// The first thing that is wrong, in one line.
+/// Why nothing of it can be used, in one line.
 pub fn parse(text: &str) -> Result<Scrape, String> {
-    let bucket_name = format!("{REQUEST_TIME_PER_OUTPUT_TOKEN}_bucket");
     let mut start = None;
-    // By the labels other than `le`: an engine may split the histogram, and all its parts count.
-    let mut series: BTreeMap<String, Vec<(f64, u64)>> = BTreeMap::new();
+    let mut parts: BTreeMap<Series, Result<Parts, String>> = BTreeMap::new();
     for line in text.lines() {
         let Some((name, rest)) = split_name(line) else {
             continue;
@@ -41,27 +43,122 @@ pub fn parse(text: &str) -> Result<Scrape, String> {
             if start.replace(value).is_some() {
                 return Err(format!("{name} is there twice"));
             }
-        } else if name == bucket_name {
-            let (labels, value) = labels_and_value(rest).map_err(|why| format!("{name}: {why}"))?;
-            let (bound, others) = take_bound(labels).map_err(|why| format!("{name}: {why}"))?;
-            let buckets = series.entry(others).or_default();
-            if buckets.len() == MAX_BUCKETS {
-                return Err(format!("{name} has more than {MAX_BUCKETS} buckets"));
+            continue;
+        }
+        for series in Series::ALL {
+            if !is_sample_of(series, name) {
+                continue;
             }
-            buckets.push((bound, count(value).map_err(|why| format!("{name}: {why}"))?));
+            let known = parts.entry(series).or_insert_with(|| Ok(Parts::default()));
+            if let Ok(found) = known
+                && let Err(why) = found.take(series, rest)
+            {
+                *known = Err(format!("{name}: {why}"));
+            }
         }
     }
     let start = start.ok_or_else(|| format!("{PROCESS_START_TIME} is missing"))?;
     if !(start.is_finite() && start > 0.0) {
         return Err(format!("{PROCESS_START_TIME} is {start}"));
     }
-    if series.is_empty() {
-        return Err(format!("{bucket_name} is missing"));
-    }
+    let series = parts.into_iter().filter_map(|(series, parts)| {
+        let value = match parts {
+            Ok(parts) => parts.value(series).transpose()?,
+            Err(why) => Err(why),
+        };
+        Some((series, value))
+    });
     Ok(Scrape {
         process_start: start.to_bits(),
-        tpot: sum(series.into_values())?,
+        series: series.collect(),
     })
+}
+
+/// Whether a line of this name is a sample of `series`.
+fn is_sample_of(series: Series, name: &str) -> bool {
+    let source = series.source();
+    let suffix = match source.shape {
+        Shape::Histogram => "_bucket",
+        Shape::Counter => "_total",
+        Shape::Gauge => "",
+    };
+    name.strip_prefix(source.family) == Some(suffix)
+}
+
+/// The samples of one series.
+#[derive(Default)]
+struct Parts {
+    /// By the labels other than `le`: an engine may split a histogram, and all its parts count.
+    buckets: BTreeMap<String, Vec<(f64, u64)>>,
+    total: u64,
+    greatest: Option<f64>,
+    seen: BTreeSet<String>,
+}
+
+impl Parts {
+    fn take(&mut self, series: Series, rest: &str) -> Result<(), String> {
+        let (labels, value) = labels_and_value(rest)?;
+        let source = series.source();
+        let pairs = pairs(labels)?;
+        if let Some(wanted) = source.label
+            && !pairs.contains(&wanted)
+        {
+            return Ok(());
+        }
+        if source.shape == Shape::Histogram {
+            return self.bucket(&pairs, value);
+        }
+        if self.seen.len() == MAX_PARTS {
+            return Err(format!("more than {MAX_PARTS} parts"));
+        }
+        if !self.seen.insert(labels.to_owned()) {
+            return Err("the same sample twice".into());
+        }
+        if source.shape == Shape::Counter {
+            self.total = self.total.saturating_add(count(value)?);
+        } else if value.is_finite() && value >= 0.0 {
+            self.greatest = Some(self.greatest.unwrap_or(0.0).max(value));
+        } else {
+            return Err(format!("{value} is no level"));
+        }
+        Ok(())
+    }
+
+    fn bucket(&mut self, pairs: &[(&str, &str)], value: f64) -> Result<(), String> {
+        let bound = pairs.iter().find(|(name, _)| *name == "le");
+        let bound = match bound.ok_or("a bucket without `le`")?.1 {
+            "+Inf" => f64::INFINITY,
+            text => text
+                .parse::<f64>()
+                .ok()
+                .filter(|bound| bound.is_finite())
+                .ok_or_else(|| format!("le=\"{}\" is no bound", shortened(text)))?,
+        };
+        let others: Vec<String> = pairs
+            .iter()
+            .filter(|(name, _)| *name != "le")
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
+        if self.buckets.len() == MAX_PARTS && !self.buckets.contains_key(&others.join(",")) {
+            return Err(format!("more than {MAX_PARTS} parts"));
+        }
+        let buckets = self.buckets.entry(others.join(",")).or_default();
+        if buckets.len() == MAX_BUCKETS {
+            return Err(format!("more than {MAX_BUCKETS} buckets"));
+        }
+        buckets.push((bound, count(value)?));
+        Ok(())
+    }
+
+    /// The series as a whole; `None` when none of the samples was a part of it.
+    fn value(self, series: Series) -> Result<Option<Value>, String> {
+        Ok(match series.source().shape {
+            Shape::Histogram if self.buckets.is_empty() => None,
+            Shape::Histogram => Some(Value::Histogram(sum(self.buckets.into_values())?)),
+            Shape::Counter => (!self.seen.is_empty()).then_some(Value::Count(self.total)),
+            Shape::Gauge => self.greatest.map(Value::Level),
+        })
+    }
 }
 
 fn split_name(line: &str) -> Option<(&str, &str)> {
@@ -105,24 +202,36 @@ fn closing_brace(text: &str) -> Option<usize> {
     None
 }
 
-/// The bound in `le`, and the labels without it.
-fn take_bound(labels: &str) -> Result<(f64, String), String> {
-    let at = if labels.starts_with("le=\"") {
-        0
-    } else {
-        labels.find(",le=\"").ok_or("a bucket without `le`")?
-    };
-    let value_at = labels[at..].find('"').ok_or("a bucket without `le`")? + at + 1;
-    let end = labels[value_at..].find('"').ok_or("an unfinished `le`")? + value_at;
-    let bound = match &labels[value_at..end] {
-        "+Inf" => f64::INFINITY,
-        text => text
-            .parse::<f64>()
-            .ok()
-            .filter(|bound| bound.is_finite())
-            .ok_or_else(|| format!("le=\"{}\" is no bound", shortened(text)))?,
-    };
-    Ok((bound, format!("{}{}", &labels[..at], &labels[end + 1..])))
+/// The labels in the text between the braces, values as they are written (escapes kept).
+fn pairs(labels: &str) -> Result<Vec<(&str, &str)>, String> {
+    let mut pairs = Vec::new();
+    let mut rest = labels;
+    while !rest.is_empty() {
+        let (name, after) = rest.split_once("=\"").ok_or("a label without a value")?;
+        let end = end_of_value(after).ok_or("an unfinished label value")?;
+        pairs.push((name, &after[..end]));
+        rest = &after[end + 1..];
+        match rest.strip_prefix(',') {
+            Some(next) => rest = next,
+            None if rest.is_empty() => {}
+            None => return Err("labels that are not parted by commas".into()),
+        }
+    }
+    Ok(pairs)
+}
+
+/// Where the closing quote of a label value stands.
+fn end_of_value(text: &str) -> Option<usize> {
+    let mut escaped = false;
+    for (at, byte) in text.bytes().enumerate() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'"' => return Some(at),
+            _ => {}
+        }
+    }
+    None
 }
 
 #[expect(
@@ -188,96 +297,5 @@ fn shortened(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const NAME: &str = "mixquant_request_time_per_output_token_seconds";
-
-    fn text(buckets: &[(&str, &str)]) -> String {
-        let mut text = String::from("# TYPE x histogram\nprocess_start_time_seconds 1.7e9\n");
-        for (bound, count) in buckets {
-            let labels = format!("{{model_name=\"a,le=\\\"b}}\",le=\"{bound}\"}}");
-            text = text + NAME + "_bucket" + &labels + " " + count + "\n";
-        }
-        text + NAME + "_sum 1.5\n" + NAME + "_count 3\n# EOF\n"
-    }
-
-    #[test]
-    fn a_histogram_is_read_as_counts_between_its_bounds() {
-        let scrape = parse(&text(&[("0.01", "2"), ("0.02", "2"), ("+Inf", "3")])).unwrap();
-        assert_eq!(scrape.process_start, 1.7e9_f64.to_bits());
-        assert_eq!(scrape.tpot.bounds, vec![0.01, 0.02]);
-        assert_eq!(scrape.tpot.counts, [2, 0, 1]);
-    }
-
-    #[test]
-    fn parts_with_other_labels_are_added_up() {
-        let text = format!(
-            "process_start_time_seconds 1\n{NAME}_bucket{{le=\"1\",kind=\"a\"}} 1\n{NAME}_bucket{{le=\"+Inf\",kind=\"a\"}} 2\n\
-             {NAME}_bucket{{le=\"1\",kind=\"b\"}} 10\n{NAME}_bucket{{le=\"+Inf\",kind=\"b\"}} 30\n"
-        );
-        assert_eq!(parse(&text).unwrap().tpot.counts, [11, 21]);
-    }
-
-    #[test]
-    fn what_is_not_plainly_right_is_refused_with_its_reason() {
-        for (buckets, reason) in [
-            (vec![("1", "NaN"), ("+Inf", "1")], "is no count"),
-            (vec![("1", "-1"), ("+Inf", "1")], "is no count"),
-            (vec![("1", "1.5"), ("+Inf", "2")], "is no count"),
-            (vec![("1", "+Inf"), ("+Inf", "2")], "is no count"),
-            (vec![("1", "1e300"), ("+Inf", "2")], "is no count"),
-            (vec![("1", "two"), ("+Inf", "2")], "is no number"),
-            (vec![("1", "1 1700000000"), ("+Inf", "2")], "timestamp"),
-            (vec![("1", "2"), ("+Inf", "1")], "fall"),
-            (vec![("2", "1"), ("1", "1"), ("+Inf", "1")], "do not rise"),
-            (vec![("1", "1"), ("1", "1"), ("+Inf", "1")], "do not rise"),
-            (
-                vec![("1", "1"), ("+Inf", "1"), ("+Inf", "1")],
-                "do not rise",
-            ),
-            (vec![("1", "1")], "+Inf"),
-            (vec![("+Inf", "1")], "+Inf"),
-            (vec![("wide", "1"), ("+Inf", "1")], "is no bound"),
-            (vec![], "is missing"),
-        ] {
-            let error = parse(&text(&buckets)).unwrap_err();
-            assert!(error.contains(reason), "{buckets:?}: {error}");
-        }
-    }
-
-    #[test]
-    fn a_text_without_a_start_time_or_with_two_is_refused() {
-        let good = text(&[("1", "1"), ("+Inf", "1")]);
-        let without = good.replace("process_start_time_seconds", "other");
-        assert!(parse(&without).unwrap_err().contains("is missing"));
-        let twice = format!("{good}process_start_time_seconds 2\n");
-        assert!(parse(&twice).unwrap_err().contains("twice"));
-        let nan = good.replace("1.7e9", "NaN");
-        assert!(parse(&nan).is_err());
-    }
-
-    #[test]
-    fn hostile_text_is_an_error_and_never_a_panic() {
-        for text in [
-            "",
-            "{",
-            "}",
-            "a{",
-            "process_start_time_seconds",
-            "process_start_time_seconds{",
-            "process_start_time_seconds{\"} 1",
-            "mixquant_request_time_per_output_token_seconds_bucket{le=\"} 1",
-            "mixquant_request_time_per_output_token_seconds_bucket{le=",
-            "mixquant_request_time_per_output_token_seconds_bucket{ä=\"ö\",le=\"1} 1",
-            "\u{0}\u{0}\u{0} \u{feff}",
-        ] {
-            assert!(parse(text).is_err(), "{text:?}");
-        }
-        let mut many = "process_start_time_seconds 1\n".to_owned();
-        for n in 0..2000 {
-            many = many + NAME + "_bucket{le=\"" + &n.to_string() + "\"} 0\n";
-        }
-        assert!(parse(&many).unwrap_err().contains("more than"));
-    }
-}
+#[path = "prometheus_text_tests.rs"]
+mod tests;

@@ -1,11 +1,17 @@
-//! The scraper against scripted pods on the loopback, and the window's bookkeeping without any.
+//! The scraper against scripted pods on the loopback.
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
+use mixquant_crds::rollout::{GateMetric, NoData, OnFailure};
+use mixquant_crds::status::Outcome;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::*;
+use crate::judge;
+use crate::samples::{Series, Value};
+use crate::validate::Gate;
 
 fn pod(uid: &str, revision: &str) -> ObservedPod {
     ObservedPod {
@@ -16,18 +22,9 @@ fn pod(uid: &str, revision: &str) -> ObservedPod {
         ready: true,
         terminating: false,
         restarts: 0,
+        cannot_start: None,
+        out_of_memory: false,
         created_at: Timestamp::UNIX_EPOCH,
-    }
-}
-
-fn scrape(process_start: u64, counts: [u64; 3]) -> Scrape {
-    let tpot = Histogram {
-        bounds: vec![0.01, 0.02],
-        counts: counts.into(),
-    };
-    Scrape {
-        process_start,
-        tpot,
     }
 }
 
@@ -38,61 +35,11 @@ fn window() -> Window {
     }
 }
 
-fn counts(trial: &Trial, revision: &str) -> Vec<u64> {
-    trial.samples().tracks[revision].tpot.counts.clone()
-}
-
-#[test]
-fn only_what_was_counted_inside_the_window_is_a_sample() {
-    let mut trial = Trial::new(window());
-    trial.absorb(&pod("a", "canary"), Ok(scrape(1, [100, 5, 0])));
-    assert_eq!(counts(&trial, "canary"), [0, 0, 0]);
-    trial.absorb(&pod("a", "canary"), Ok(scrape(1, [110, 5, 1])));
-    trial.absorb(&pod("b", "canary"), Ok(scrape(9, [7, 7, 7])));
-    trial.absorb(&pod("b", "canary"), Ok(scrape(9, [8, 7, 7])));
-    trial.absorb(&pod("c", "stable"), Ok(scrape(9, [0, 0, 0])));
-    assert_eq!(counts(&trial, "canary"), [11, 0, 1]);
-    assert_eq!(counts(&trial, "stable"), [0, 0, 0]);
-}
-
-#[test]
-fn a_restarted_process_counts_from_its_own_start_and_keeps_what_was_seen_before() {
-    let mut trial = Trial::new(window());
-    for (start, count) in [(1, 100), (1, 120), (2, 3), (2, 8)] {
-        trial.absorb(&pod("a", "canary"), Ok(scrape(start, [count, 0, 0])));
+fn tpot(samples: &Samples, revision: &str) -> Vec<u64> {
+    match samples.tracks[revision].values.get(&Series::Tpot) {
+        Some(Value::Histogram(histogram)) => histogram.counts.clone(),
+        other => panic!("{other:?}"),
     }
-    assert_eq!(counts(&trial, "canary"), [25, 0, 0]);
-}
-
-#[test]
-fn counters_that_fall_inside_one_process_give_no_negative_and_no_huge_count() {
-    let mut trial = Trial::new(window());
-    for count in [100, 130, 10, 12] {
-        trial.begin();
-        trial.absorb(&pod("a", "canary"), Ok(scrape(1, [count, 0, 0])));
-    }
-    assert_eq!(counts(&trial, "canary"), [2, 0, 0]);
-}
-
-#[test]
-fn frozen_counters_are_no_samples() {
-    let mut trial = Trial::new(window());
-    for _ in 0..5 {
-        trial.absorb(&pod("a", "canary"), Ok(scrape(1, [100, 0, 0])));
-    }
-    assert_eq!(counts(&trial, "canary"), [0, 0, 0]);
-}
-
-#[test]
-fn a_pod_that_fails_is_named_with_its_reason() {
-    let mut trial = Trial::new(window());
-    trial.absorb(&pod("a", "canary"), Err("connection refused".into()));
-    let samples = trial.samples();
-    assert_eq!(
-        samples.tracks["canary"].problems,
-        ["pod chat-a: connection refused"]
-    );
-    assert_eq!(samples.tracks["canary"].pods, 0);
 }
 
 /// A server that answers each connection with the next of `answers`, byte for byte.
@@ -133,7 +80,7 @@ async fn two_scrapes_of_a_pod_are_its_difference() {
     scraper.set_window("uid", Some(&window()));
     scraper.sample("uid", &[pod("a", "canary")]).await;
     let samples = scraper.sample("uid", &[pod("a", "canary")]).await;
-    assert_eq!(samples.tracks["canary"].tpot.counts, [4, 0]);
+    assert_eq!(tpot(&samples, "canary"), [4, 0]);
     assert_eq!(samples.tracks["canary"].pods, 1);
     assert_eq!(samples.since, Some(Timestamp::UNIX_EPOCH));
     scraper.set_window("uid", None);
@@ -169,7 +116,7 @@ async fn an_answer_that_is_not_plain_metrics_is_a_problem_and_no_sample() {
         ),
         (
             b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n".to_vec(),
-            "missing",
+            "is missing",
         ),
         (huge.into_bytes(), "its body"),
         (b"garbage\r\n\r\n".to_vec(), "pod chat-a: "),
@@ -196,4 +143,84 @@ async fn a_pod_that_never_answers_ends_at_the_deadline_and_holds_up_no_other() {
     assert!(started.elapsed() < DEADLINE * 2);
     assert_eq!(samples.tracks["canary"].problems.len(), 8);
     drop(held);
+}
+
+fn answered(body: &str) -> Vec<u8> {
+    let length = body.len();
+    format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}")
+        .into_bytes()
+}
+
+/// A page of `count` requests at 5 ms.
+fn whole(name: &str, count: &str) -> String {
+    let bucket = format!("mixquant_{name}_seconds_bucket");
+    format!(
+        "process_start_time_seconds 5\n{bucket}{{le=\"0.005\"}} {count}\n{bucket}{{le=\"0.2\"}} {count}\n{bucket}{{le=\"+Inf\"}} {count}\n"
+    )
+}
+
+/// What the gate says when both pods show `first` and then `second`.
+async fn judged(first: Vec<u8>, second: Vec<u8>) -> judge::Verdict {
+    let answers = [&first, &first, &second, &second].map(Clone::clone);
+    let scraper = Scraper::on_port(serve(answers.into()).await);
+    scraper.set_window("uid", Some(&window()));
+    let pods = [pod("a", "stable"), pod("b", "canary")];
+    scraper.sample("uid", &pods).await;
+    let samples = scraper.sample("uid", &pods).await;
+    let gate = Gate {
+        name: "tpot".into(),
+        metric: GateMetric::TPOT,
+        quantile: Some(0.9),
+        max: Some(0.1),
+        max_ratio: Some(1.5),
+        min_samples: 50,
+        no_data: NoData::Hold,
+        on_failure: OnFailure::Rollback,
+    };
+    let look = judge::Look {
+        window: &window(),
+        interval: 15,
+        samples: &samples,
+        killed: 0,
+        now: clock::now(),
+    };
+    judge::gate(&gate, &look)
+}
+
+/// Every way in which pages can say nothing, through the real scraper, parser and judge: none passes, and none is a failure either.
+#[tokio::test]
+async fn no_fault_of_the_metrics_passes_a_gate_or_fails_it() {
+    let name = "request_time_per_output_token";
+    let good = || answered(&whole(name, "100"));
+    let later = |body: &str| answered(body);
+    let full = whole(name, "2000");
+    let healthy = judged(good(), later(&full)).await;
+    assert_eq!(healthy.outcome, Outcome::Pass, "{}", healthy.message);
+    let huge = format!("{full}# {}", "x".repeat(MAX_BODY));
+    let faults = [
+        ("down", Vec::new()),
+        (
+            "5xx",
+            b"HTTP/1.1 503 Busy\r\nconnection: close\r\ncontent-length: 0\r\n\r\n".to_vec(),
+        ),
+        ("empty", later("")),
+        ("frozen", good()),
+        ("reset", later(&whole(name, "50"))),
+        ("renamed", later(&whole("request_tpot", "2000"))),
+        ("NaN", later(&whole(name, "NaN"))),
+        ("negative", later(&whole(name, "-2000"))),
+        ("infinite", later(&whole(name, "+Inf"))),
+        ("huge", answered(&huge)),
+        ("cut off", good()[..60].to_vec()),
+        ("twice", later(&format!("{full}{full}"))),
+        (
+            "restarted",
+            later(&full.replace("seconds 5\n", "seconds 9\n")),
+        ),
+    ];
+    for (fault, second) in faults {
+        let verdict = judged(good(), second).await;
+        let message = verdict.message;
+        assert_eq!(verdict.outcome, Outcome::Inconclusive, "{fault}: {message}");
+    }
 }

@@ -28,6 +28,10 @@ pub fn same_memory(before: &MixQuantServiceStatus, after: &MixQuantServiceStatus
         && rollout(before) == rollout(after)
         && before.calibrations == after.calibrations
         && before.failed_revisions == after.failed_revisions
+        && before.promoted == after.promoted
+        && before.request == after.request
+        && before.attempt == after.attempt
+        && before.undo == after.undo
 }
 
 /// The status after this pass's decisions.
@@ -78,6 +82,7 @@ pub fn report(
             Some(says::precision_ok(measured)),
         ),
         (ConditionType::SLOMet, says::slo_met(decisions)),
+        (ConditionType::Paused, says::paused(&standing)),
         (
             ConditionType::Reconciling,
             Some(says::reconciling(&standing)),
@@ -91,6 +96,8 @@ pub fn report(
             let before = &decisions.memory.conditions;
             match said {
                 Some(said) => Some(condition(before, kind, &said, (generation, world.now))),
+                // Only there while it is true.
+                None if kind == ConditionType::Paused => None,
                 // Still true, and of this generation too.
                 None => renewed(before, kind, generation),
             }

@@ -127,25 +127,48 @@ pub fn pod(object: &Pod) -> Option<ObservedPod> {
         return None;
     }
     let status = object.status.clone().unwrap_or_default();
+    let containers = || status.container_statuses.iter().flatten();
     Some(ObservedPod {
         name: object.name_any(),
         uid: object.uid()?,
         revision: revision_of(object)?.to_owned(),
-        ip: status.pod_ip.filter(|ip| !ip.is_empty()),
+        ip: status.pod_ip.clone().filter(|ip| !ip.is_empty()),
         ready: status
             .conditions
             .iter()
             .flatten()
             .any(|condition| condition.type_ == "Ready" && condition.status == "True"),
         terminating: object.metadata.deletion_timestamp.is_some(),
-        restarts: status
-            .container_statuses
-            .iter()
-            .flatten()
-            .map(|container| container.restart_count)
-            .sum(),
+        restarts: containers().map(|container| container.restart_count).sum(),
+        cannot_start: containers().find_map(cannot_start),
+        out_of_memory: containers().any(out_of_memory),
         created_at: object.creation_timestamp()?.0,
     })
+}
+
+/// Reasons of a waiting container that no waiting cures. A pull that fails is not among them: registries come back.
+const CANNOT_START: [&str; 5] = [
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "ErrImageNeverPull",
+    "InvalidImageName",
+    "RunContainerError",
+];
+
+fn cannot_start(container: &ContainerStatus) -> Option<String> {
+    let waiting = container.state.as_ref()?.waiting.as_ref()?;
+    let reason = waiting.reason.as_deref()?;
+    let message = waiting.message.as_deref().unwrap_or_default();
+    CANNOT_START
+        .contains(&reason)
+        .then(|| one_line(&format!("{reason}: {message}")))
+}
+
+fn out_of_memory(container: &ContainerStatus) -> bool {
+    [&container.state, &container.last_state]
+        .into_iter()
+        .filter_map(|state| state.as_ref()?.terminated.as_ref())
+        .any(|ended| ended.reason.as_deref() == Some("OOMKilled"))
 }
 
 /// What keeps a pod from running, in one line; `None` when nothing does.
@@ -363,6 +386,25 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_container_that_cannot_be_made_and_one_killed_for_memory_are_seen() {
+        let seen = |state: Value, last: Value| {
+            let found = pod(&pod_with(&container(&state, &last))).unwrap();
+            (found.cannot_start, found.out_of_memory)
+        };
+        let waiting = |reason: &str| json!({"waiting": {"reason": reason, "message": "secret x"}});
+        let killed = json!({"terminated": {"exitCode": 137, "reason": "OOMKilled"}});
+        let (why, _) = seen(waiting("CreateContainerConfigError"), json!({}));
+        assert_eq!(why.as_deref(), Some("CreateContainerConfigError: secret x"));
+        for reason in ["ImagePullBackOff", "CrashLoopBackOff", "ContainerCreating"] {
+            assert_eq!(seen(waiting(reason), json!({})), (None, false), "{reason}");
+        }
+        assert!(seen(json!({"running": {}}), killed.clone()).1);
+        assert!(seen(killed, json!({})).1);
+        let failed = json!({"terminated": {"exitCode": 137, "reason": "Error"}});
+        assert!(!seen(json!({"running": {}}), failed).1);
     }
 
     #[test]

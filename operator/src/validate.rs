@@ -13,6 +13,13 @@ use serde::Serialize;
 
 use crate::revision;
 
+mod gates;
+mod rollout;
+
+pub use gates::Gate;
+pub(crate) use gates::{Kind, kind};
+pub use rollout::{Rollout, Step};
+
 /// A service whose spec can work.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -25,9 +32,11 @@ pub struct ValidService {
     pub uid: String,
     /// `metadata.generation`.
     pub generation: i64,
-    /// Over the spec without `replicas`: what a person asked for. A failed revision is tried again when this changes, not when an
-    /// autoscaler changes the number of pods.
+    /// Over the spec without `replicas` and `rollout.paused`: what a person asked for. A failed revision is tried again when this changes,
+    /// not when an autoscaler changes the number of pods or a person pauses.
     pub request: Digest,
+    /// The same, whatever was retried: `request` is another one after a retry.
+    pub spec: Digest,
     /// Over what a calibration Job takes from the spec, see `revision::inputs`.
     pub measured: Digest,
     /// Over what engine pods take from the spec, see `revision::intent`.
@@ -46,8 +55,8 @@ pub struct ValidService {
     pub engine: EngineSpec,
     /// Pods of stable.
     pub replicas: i32,
-    /// The gate on live traffic.
-    pub tpot: TpotGate,
+    /// The gates on live traffic.
+    pub gates: Vec<Gate>,
     /// The way of a new revision.
     pub rollout: Rollout,
 }
@@ -106,46 +115,6 @@ pub struct PrecisionLimits {
     pub min_top1_agreement: f64,
     /// Nats a token.
     pub max_kl_p99: f64,
-}
-
-/// The gate on time per output token.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct TpotGate {
-    /// In [0.5, 0.99].
-    pub quantile: f64,
-    /// The canary's quantile at most, seconds.
-    pub max_seconds: Option<f64>,
-    /// The canary's quantile over stable's at most, such as 1.1.
-    pub max_ratio: Option<f64>,
-}
-
-/// The way of a new revision; times in seconds.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Rollout {
-    /// At least one, weights rising.
-    pub steps: Vec<Step>,
-    /// Between verdicts.
-    pub interval: u32,
-    /// Requests a track that a verdict needs.
-    pub min_samples: u64,
-    /// Fail verdicts in a row that roll back.
-    pub failure_limit: i32,
-    /// Seconds of a step that are not counted.
-    pub warm_up: u32,
-    /// A stage or step that takes longer has failed.
-    pub progress_deadline: u32,
-}
-
-/// One weight.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Step {
-    /// Percent, 1 to 99.
-    pub weight: i32,
-    /// Seconds at least.
-    pub hold: u32,
 }
 
 /// Why a spec cannot work: every problem found, each with its fix.
@@ -219,6 +188,7 @@ pub fn validate(service: &MixQuantService) -> Result<ValidService, InvalidSpec> 
         // These two are over parts of what is being made here, see below.
         measured: request.clone(),
         served: request.clone(),
+        spec: request.clone(),
         request,
         model: Model {
             name: spec.model.name.clone(),
@@ -238,8 +208,8 @@ pub fn validate(service: &MixQuantService) -> Result<ValidService, InvalidSpec> 
         artifacts_claim: spec.artifacts.persistent_volume_claim.claim_name.clone(),
         engine: spec.engine.clone(),
         replicas: spec.replicas,
-        tpot: tpot_gate(spec, &mut problems),
-        rollout: rollout(spec, &mut problems),
+        gates: gates::gates(spec, &mut problems),
+        rollout: rollout::rollout(&spec.rollout, &mut problems),
     };
     problems.require(
         (1..=1000).contains(&valid.replicas),
@@ -260,9 +230,10 @@ pub fn validate(service: &MixQuantService) -> Result<ValidService, InvalidSpec> 
 
 /// See [`ValidService::request`].
 fn request_digest(spec: &MixQuantServiceSpec) -> Digest {
-    let mut without_replicas = spec.clone();
-    without_replicas.replicas = 0;
-    Digest::of_json(&without_replicas).expect("a spec is plain data with text keys")
+    let mut asked = spec.clone();
+    asked.replicas = 0;
+    asked.rollout.paused = false;
+    Digest::of_json(&asked).expect("a spec is plain data with text keys")
 }
 
 fn precision_plan(spec: &MixQuantServiceSpec, problems: &mut Problems) -> PrecisionPlan {
@@ -340,75 +311,6 @@ fn verification(spec: &MixQuantServiceSpec, problems: &mut Problems) -> Verifica
             max_kl_p99: problems.decimal("verification.maxKlP99", &spec.max_kl_p99),
         },
     }
-}
-
-fn tpot_gate(spec: &MixQuantServiceSpec, problems: &mut Problems) -> TpotGate {
-    let tpot = &spec.slo.tpot;
-    let gate = TpotGate {
-        quantile: problems.decimal("slo.tpot.quantile", &tpot.quantile),
-        max_seconds: tpot
-            .max_milliseconds
-            .map(|milliseconds| f64::from(milliseconds) / 1000.0),
-        max_ratio: tpot
-            .max_regression_percent
-            .map(|percent| 1.0 + f64::from(percent) / 100.0),
-    };
-    problems.require(
-        (0.5..=0.99).contains(&gate.quantile),
-        "slo.tpot.quantile must lie between 0.5 and 0.99",
-    );
-    problems.require(
-        gate.max_seconds.is_some() || gate.max_ratio.is_some(),
-        "slo.tpot limits nothing: set maxMilliseconds, maxRegressionPercent or both",
-    );
-    gate
-}
-
-fn rollout(spec: &MixQuantServiceSpec, problems: &mut Problems) -> Rollout {
-    let rollout = &spec.rollout;
-    let analysis = &rollout.analysis;
-    let valid = Rollout {
-        steps: rollout
-            .steps
-            .iter()
-            .map(|step| Step {
-                weight: step.weight,
-                hold: problems.seconds("rollout.steps[].hold", &step.hold),
-            })
-            .collect(),
-        interval: problems.seconds("rollout.analysis.interval", &analysis.interval),
-        min_samples: u64::try_from(analysis.min_samples).unwrap_or(0),
-        failure_limit: analysis.failure_limit,
-        warm_up: problems.seconds("rollout.analysis.warmUp", &analysis.warm_up),
-        progress_deadline: u32::try_from(rollout.progress_deadline_seconds).unwrap_or(0),
-    };
-    problems.require(
-        !valid.steps.is_empty()
-            && valid
-                .steps
-                .iter()
-                .all(|step| (1..=99).contains(&step.weight)),
-        "rollout.steps needs at least one step with a weight between 1 and 99",
-    );
-    problems.require(
-        valid
-            .steps
-            .windows(2)
-            .all(|pair| pair[0].weight < pair[1].weight),
-        "rollout.steps must have rising weights",
-    );
-    problems.require(
-        valid
-            .steps
-            .iter()
-            .all(|step| step.hold.saturating_add(valid.warm_up) < valid.progress_deadline),
-        "rollout.progressDeadlineSeconds is not above the longest step's hold plus analysis.warmUp: raise it",
-    );
-    problems.require(
-        valid.interval >= 1 && valid.min_samples >= 1 && valid.failure_limit >= 1,
-        "rollout.analysis needs interval, minSamples and failureLimit of at least 1",
-    );
-    valid
 }
 
 #[cfg(test)]

@@ -15,8 +15,7 @@ use serde_json::json;
 async fn beside(api: &FakeApi, writer: &Writer) -> (Vec<String>, Vec<CompanionState>) {
     let mut target = target(api).await;
     let observer = Observer::new(api.client(), vec!["system".into()]);
-    let observed = observer
-        .observe(&target.owner, &target.service)
+    let observed = Box::pin(observer.observe(&target.owner, &target.service))
         .await
         .unwrap();
     let wrong = observed
@@ -31,7 +30,9 @@ async fn beside(api: &FakeApi, writer: &Writer) -> (Vec<String>, Vec<CompanionSt
             })
         })
         .collect();
-    writer.execute(&mut target, &actions).await.unwrap();
+    Box::pin(writer.execute(&mut target, &actions))
+        .await
+        .unwrap();
     let states = observed.companions.into_iter().map(|seen| seen.state);
     (api.take_writes(), states.collect())
 }

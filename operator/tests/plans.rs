@@ -3,6 +3,7 @@
 //! The worlds are made by the plan itself in a cluster that does at once what it is told; the files say what differs from there.
 #![expect(clippy::unwrap_used, reason = "this is a test: a panic is its failure")]
 
+mod exhaustive;
 mod properties;
 mod told;
 
@@ -13,8 +14,9 @@ use std::path::{Path, PathBuf};
 use expect_test::expect_file;
 use jiff::{SignedDuration, Timestamp};
 use mixquant_operator::action::{Action, Plan};
+use mixquant_operator::histogram::Histogram;
 use mixquant_operator::observed::Observed;
-use mixquant_operator::samples::{Histogram, Samples, TrackSamples};
+use mixquant_operator::samples::{Samples, Series, TrackSamples, Value as Measured};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -28,6 +30,9 @@ struct Case {
     shows: String,
     /// The world that it starts from.
     given: World,
+    /// JSON pointers into the service as it is first applied, and what to put there.
+    #[serde(default)]
+    first: BTreeMap<String, Value>,
     /// JSON pointers into the observation and what to put there; null takes away.
     #[serde(default)]
     set: BTreeMap<String, Value>,
@@ -78,9 +83,15 @@ fn samples(sampled: &Sampled, observed: &Observed, now: Timestamp) -> Samples {
     let status = observed.service.status.as_ref().unwrap();
     let began = status.rollout.as_ref().unwrap().step_started_at.0;
     let track = |median, problem: Option<&String>| TrackSamples {
-        tpot: histogram(median, sampled.requests),
+        values: [(
+            Series::Tpot,
+            Measured::Histogram(histogram(median, sampled.requests)),
+        )]
+        .into(),
         pods: 1,
         problems: problem.cloned().into_iter().collect(),
+        grew_at: Some(now - SignedDuration::from_secs(sampled.age)),
+        ..TrackSamples::default()
     };
     let warm_up = if sampled.of_earlier_step { -60 } else { 20 };
     Samples {
@@ -121,9 +132,25 @@ fn put(root: &mut Value, pointer: &str, value: &Value) {
 fn changed(observed: &Observed, set: &BTreeMap<String, Value>) -> Observed {
     let mut value = serde_json::to_value(observed).unwrap();
     for (pointer, new) in set {
-        put(&mut value, pointer, new);
+        put(&mut value, pointer, &named(observed, new));
     }
     serde_json::from_value(value).unwrap()
+}
+
+/// `$stable` and `$canary` stand for their revisions.
+fn named(observed: &Observed, value: &Value) -> Value {
+    let status = observed.service.status.as_ref();
+    let roles = [
+        ("$stable", status.and_then(|status| status.stable.as_ref())),
+        ("$canary", status.and_then(|status| status.canary.as_ref())),
+    ];
+    let mut text = value.to_string();
+    for (name, role) in roles {
+        if let Some(role) = role {
+            text = text.replace(name, &role.revision);
+        }
+    }
+    serde_json::from_str(&text).unwrap()
 }
 
 /// A plan as people read it.
@@ -175,7 +202,11 @@ fn every_world_has_its_plan() {
         let file = std::fs::read_to_string(&path).unwrap();
         let case: Case = serde_norway::from_str(&file)
             .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let mut told = Told::reach(case.given);
+        let mut service = serde_json::to_value(told::service()).unwrap();
+        for (pointer, new) in &case.first {
+            put(&mut service, pointer, new);
+        }
+        let mut told = Told::reach_with(serde_json::from_value(service).unwrap(), case.given);
         told.now += SignedDuration::from_secs(case.after);
         told.observed = changed(&told.observed, &case.set);
         let samples = case.samples.as_ref();
@@ -187,4 +218,50 @@ fn every_world_has_its_plan() {
 
 fn samples_of(sampled: &Sampled, told: &Told) -> Samples {
     samples(sampled, &told.observed, told.now)
+}
+
+/// Quiet: at rest the display follows what stable measures by steps of a fifth, and at most every ten minutes.
+#[test]
+fn at_rest_the_shown_time_per_token_is_written_seldom_and_only_when_it_changed() {
+    let mut told = Told::reach(World::Serving);
+    told.now += SignedDuration::from_secs(3600);
+    let shown = |told: &mut Told, median: f64, requests: u64, later: i64| {
+        told.now += SignedDuration::from_secs(later);
+        let status = told.observed.service.status.clone().unwrap();
+        let values = [(
+            Series::Tpot,
+            Measured::Histogram(histogram(median, requests)),
+        )];
+        let track = TrackSamples {
+            values: values.into(),
+            pods: 2,
+            ..TrackSamples::default()
+        };
+        let samples = Samples {
+            since: Some(told.now),
+            taken_at: Some(told.now),
+            tracks: [(status.stable.unwrap().revision, track)].into(),
+        };
+        let plan = told.plan(&samples);
+        let wrote = !plan.actions.is_empty();
+        told.act(&plan);
+        let status = told.observed.service.status.as_ref().unwrap();
+        (status.tpot.clone().unwrap_or_default(), wrote)
+    };
+    let is = |text: &str, wrote: bool| (text.to_owned(), wrote);
+    assert_eq!(shown(&mut told, 20.0, 99, 1), is("", false), "too few");
+    let first = shown(&mut told, 20.0, 1000, 1);
+    assert!(first.1 && first.0.ends_with(" ms"), "{first:?}");
+    assert_eq!(
+        shown(&mut told, 40.0, 1000, 300),
+        is(&first.0, false),
+        "too soon"
+    );
+    assert_eq!(
+        shown(&mut told, 22.0, 1000, 400),
+        is(&first.0, false),
+        "too alike"
+    );
+    let second = shown(&mut told, 40.0, 1000, 1);
+    assert!(second.1 && second.0 != first.0, "{second:?}");
 }

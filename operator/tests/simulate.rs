@@ -5,6 +5,7 @@
 
 mod world;
 
+use std::collections::BTreeMap;
 use std::env;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -50,13 +51,20 @@ fn report(scenario: &Scenario, failure: Failure) -> ! {
     );
 }
 
+#[expect(clippy::print_stdout, reason = "how much was simulated is a result")]
+fn say(what: &str, lives: usize, ends: &BTreeMap<String, usize>) {
+    println!("{what}: {lives} lives, no invariant broken; they end {ends:?}");
+}
+
 #[test]
 fn whatever_happens_no_invariant_breaks_and_the_service_comes_to_rest() {
+    let mut ends = BTreeMap::new();
     for seed in seeds(1200) {
         let scenario = Scenario::chaos(seed);
         match life(&scenario) {
             Err(failure) => report(&scenario, failure),
             Ok(end) => {
+                *ends.entry(end.phase.clone()).or_default() += 1;
                 assert!(
                     scenario.is_disturbed() || !end.good || end.phase == "Ready",
                     "seed {seed}: a good spec ends {end:?}"
@@ -64,10 +72,12 @@ fn whatever_happens_no_invariant_breaks_and_the_service_comes_to_rest() {
             }
         }
     }
+    say("anything at any time", ends.values().sum(), &ends);
 }
 
 #[test]
 fn crashes_and_stale_reads_change_nothing_about_the_end() {
+    let mut ends = BTreeMap::new();
     for seed in seeds(800) {
         let calm = Scenario::orderly(seed);
         let disturbed = calm.with_crashes();
@@ -75,7 +85,14 @@ fn crashes_and_stale_reads_change_nothing_about_the_end() {
         let end = life(&disturbed).unwrap_or_else(|failure| report(&disturbed, failure));
         assert_eq!(end, expected, "seed {seed}: {:#?}", disturbed.happenings);
         assert!(!end.good || end.phase == "Ready", "seed {seed}: {end:?}");
+        *ends.entry(end.phase).or_default() += 1;
     }
+    let lives = 2 * ends.values().sum::<usize>();
+    say(
+        "each undisturbed and with crashes and stale reads",
+        lives,
+        &ends,
+    );
 }
 
 fn told(happenings: &[Happening]) -> End {

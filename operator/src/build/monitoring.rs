@@ -127,8 +127,9 @@ pub(super) fn rule(owner: &Owner, service: &ValidService) -> PrometheusRule {
         ("5m", "critical"),
         format!("no engine pod of {of} answers Prometheus"),
     )];
-    if let Some(limit) = service.tpot.max_seconds {
-        let quantile = service.tpot.quantile;
+    // The first gate is `spec.slo.tpot`.
+    let tpot = service.gates.first();
+    if let Some((limit, quantile)) = tpot.and_then(|gate| Some((gate.max?, gate.quantile?))) {
         let buckets = engine_metrics::REQUEST_TIME_PER_OUTPUT_TOKEN;
         rules.push(alert(
             "MixQuantTpotAboveLimit",

@@ -1,6 +1,7 @@
 //! What a manifest would do: the change, the steps with their pods and times, the gates, the capacity. What `plan` answers. Pure.
 
 use mixquant_crds::MixQuantService;
+use mixquant_crds::rollout::TrialFailure;
 use serde::Serialize;
 
 use super::Exit;
@@ -8,8 +9,8 @@ use super::answer::Plain;
 use super::capacity::Capacity;
 use super::differences::{Difference, differences};
 use super::table::{Cell, Style, Table, Tone, exact, indented, push};
-use crate::canary;
-use crate::validate::{InvalidSpec, ValidService, validate};
+use crate::validate::{InvalidSpec, Step, ValidService, validate};
+use crate::{canary, judge};
 
 /// What a manifest would do.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -203,23 +204,35 @@ fn stages(valid: &ValidService, change: Option<Change>) -> Vec<Stage> {
     }
     // A verdict is due an interval after the warm-up, and a step is left only with a Pass.
     let judged = i64::from(rollout.warm_up) + i64::from(rollout.interval);
-    let size = |weight| canary::replicas(weight, valid.replicas);
-    let first = rollout.steps.first().map_or(1, |step| size(step.weight));
-    stages.push(stage("start", first, 0, deadline));
+    let size = |count: usize| {
+        let steps = &rollout.steps[..count];
+        canary::size_after(rollout, steps, valid.replicas)
+    };
+    stages.push(stage("start", size(0), 0, deadline));
+    let mut shares = false;
     for (index, step) in rollout.steps.iter().enumerate() {
-        let pods = size(step.weight);
+        let pods = size(index + 1);
+        let name = format!("step {}", index + 1);
+        let (name, weight, at_least) = match *step {
+            Step::Weight { weight, hold } => (name, Some(weight), hold),
+            Step::Replicas { hold, .. } => (name, None, hold),
+            Step::Pause {
+                duration: Some(seconds),
+            } => (format!("{name}, pause"), None, seconds),
+            Step::Pause { duration: None } => (format!("{name}, until promoted"), None, 0),
+        };
+        let pause = matches!(step, Step::Pause { .. });
+        shares |= !pause;
+        let least = i64::from(at_least).max(if shares { judged } else { 0 });
+        // A pause does not count against the deadline.
+        let most = if pause { least + deadline } else { deadline };
         stages.push(Stage {
-            weight: Some(step.weight),
-            achieved: Some(canary::achieved_weight(pods, valid.replicas)),
-            ..stage(
-                &format!("step {}", index + 1),
-                pods,
-                i64::from(step.hold).max(judged),
-                deadline,
-            )
+            weight,
+            achieved: shares.then(|| canary::achieved_weight(pods, valid.replicas)),
+            ..stage(&name, pods, least, most)
         });
     }
-    let last = rollout.steps.last().map_or(1, |step| size(step.weight));
+    let last = size(rollout.steps.len());
     let all = last.max(valid.replicas);
     stages.push(Stage {
         achieved: Some(canary::achieved_weight(all, valid.replicas)),
@@ -234,23 +247,20 @@ fn gates(valid: &ValidService) -> Vec<String> {
         "precision, by the Job: perplexity increase at most {} %, top-1 agreement at least {} %, KL p99 at most {}",
         limits.max_perplexity_increase, limits.min_top1_agreement, limits.max_kl_p99
     )];
-    let tpot = &valid.tpot;
-    let absolute = tpot
-        .max_seconds
-        .map(|limit| format!("at most {:.0} ms", limit * 1000.0));
-    let relative = tpot
-        .max_ratio
-        .map(|ratio| format!("at most {:.0} % over stable", (ratio - 1.0) * 100.0));
-    let both: Vec<String> = [absolute, relative].into_iter().flatten().collect();
-    gates.push(format!(
-        "TPOT p{:.0}, on live traffic: {}",
-        tpot.quantile * 100.0,
-        both.join(" and ")
-    ));
+    gates.extend(valid.gates.iter().map(judge::says));
+    let min_samples = valid.gates.first().map_or(0, |gate| gate.min_samples);
     let rollout = &valid.rollout;
+    let does = match rollout.on_failure {
+        TrialFailure::Rollback => "rolled back",
+        TrialFailure::Pause => "halted",
+    };
     gates.push(format!(
-        "judged every {} after {} of warm-up, on {} requests of each track; rolled back at Fail {} in a row",
-        exact(rollout.interval.into()), exact(rollout.warm_up.into()), rollout.min_samples, rollout.failure_limit
+        "judged every {} after {} of warm-up, on {} requests of each track; {} at Fail {} in a row",
+        exact(rollout.interval.into()),
+        exact(rollout.warm_up.into()),
+        min_samples,
+        does,
+        rollout.failure_limit
     ));
     gates
 }

@@ -3,6 +3,7 @@
 //! Turn traffic (towards pods that this pass has seen ready), keep the template, add pods, and take pods away only when the Service has
 //! been *seen* not to select them. Everything is a difference to what was observed, so that a world that is right needs no action.
 
+use jiff::Timestamp;
 use mixquant_crds::MixQuantServiceStatus;
 use mixquant_crds::status::{Reason, RevisionStatus, RolloutStage};
 
@@ -16,18 +17,16 @@ use crate::observed::{
     Traffic,
 };
 use crate::revision::{freeze_again, object_name};
-
-/// Revisions that are neither stable nor canary and are kept at no pods, newest first.
-const HISTORY: usize = 5;
+use crate::validate::Rollout;
 
 /// The pods that the main Service should select; `None` while there is nothing to select.
-pub(super) fn wanted_traffic(memory: &MixQuantServiceStatus) -> Option<Traffic> {
+pub(super) fn wanted_traffic(rollout: &Rollout, memory: &MixQuantServiceStatus) -> Option<Traffic> {
     let stable = memory.stable.as_ref()?;
     let shares = memory.canary.is_some()
-        && memory.rollout.as_ref().is_some_and(|at| match at.stage {
-            RolloutStage::Stepping | RolloutStage::Promoting => true,
-            RolloutStage::Starting | RolloutStage::RollingBack => false,
-        });
+        && memory
+            .rollout
+            .as_ref()
+            .is_some_and(|at| canary::shares_traffic(rollout, at));
     Some(if shares {
         Traffic::All
     } else {
@@ -38,7 +37,7 @@ pub(super) fn wanted_traffic(memory: &MixQuantServiceStatus) -> Option<Traffic> 
 /// Whether the Service has been seen to select what it should.
 pub fn traffic_is_right(world: &World<'_>, memory: &MixQuantServiceStatus) -> bool {
     let seen = world.observed.traffic.as_ref();
-    wanted_traffic(memory) == seen.and_then(|traffic| traffic.selects.clone())
+    wanted_traffic(&world.valid.rollout, memory) == seen.and_then(|traffic| traffic.selects.clone())
 }
 
 /// Whether no pod of a third revision is left that would share the canary's traffic.
@@ -48,6 +47,23 @@ pub(super) fn others_are_gone(world: &World<'_>, memory: &MixQuantServiceStatus)
         wanted_replicas(world, memory, &deployment.revision).is_some()
             || (deployment.replicas == 0 && deployment.existing == 0)
     })
+}
+
+/// Until when the pods of a revision that failed are kept to be looked at; `None` when they may leave. A new trial needs their room.
+pub(super) fn kept_until(
+    world: &World<'_>,
+    memory: &MixQuantServiceStatus,
+    revision: &str,
+) -> Option<Timestamp> {
+    let canary = memory.canary.as_ref();
+    if canary.is_some_and(|canary| canary.revision != revision) {
+        return None;
+    }
+    let mut failed = memory.failed_revisions.iter();
+    let failed = failed
+        .find(|failed| failed.revision == revision && failed.request == world.valid.request)?;
+    let until = canary::later(failed.at.0, world.valid.rollout.keep_failed);
+    (world.now < until).then_some(until)
 }
 
 /// The pods of a revision with a role; `None` for one without.
@@ -63,7 +79,10 @@ fn wanted_replicas(
     }
     let at = memory.rollout.as_ref().filter(|_| is(&memory.canary))?;
     Some(match (at.stage, &memory.stable) {
-        (RolloutStage::RollingBack, _) => 0,
+        (RolloutStage::RollingBack, _) => match kept_until(world, memory, revision) {
+            Some(_) => world.deployment(revision).map_or(0, |seen| seen.replicas),
+            None => 0,
+        },
         (RolloutStage::Starting | RolloutStage::Stepping | RolloutStage::Promoting, None) => {
             world.valid.replicas
         }
@@ -258,7 +277,7 @@ fn template(
 }
 
 fn traffic(world: &World<'_>, decisions: &mut Decisions, actions: &mut Vec<Action>) {
-    let Some(wanted) = wanted_traffic(&decisions.memory) else {
+    let Some(wanted) = wanted_traffic(&world.valid.rollout, &decisions.memory) else {
         return;
     };
     let right = world.observed.traffic.as_ref();
@@ -279,7 +298,14 @@ fn leavers(world: &World<'_>, decisions: &mut Decisions, actions: &mut Vec<Actio
     if !traffic_is_right(world, &decisions.memory) {
         return;
     }
+    let mut moments = Vec::new();
     for deployment in without_role(world, decisions) {
+        if deployment.replicas > 0
+            && let Some(until) = kept_until(world, &decisions.memory, &deployment.revision)
+        {
+            moments.push(until);
+            continue;
+        }
         let mut kept = world.observed.revisions.iter();
         match kept.find(|kept| kept.frozen.revision == deployment.revision) {
             Some(_) if deployment.replicas == 0 => {}
@@ -290,6 +316,9 @@ fn leavers(world: &World<'_>, decisions: &mut Decisions, actions: &mut Vec<Actio
             // It could never be used again.
             None => actions.push(delete_deployment(world, deployment)),
         }
+    }
+    for moment in moments {
+        decisions.wake_at(moment, world.now);
     }
 }
 
@@ -332,7 +361,7 @@ fn history(
         .filter(|kept| !used.contains(&kept.frozen.revision))
         .collect();
     old.sort_by_key(|kept| std::cmp::Reverse(kept.number));
-    for kept in old.into_iter().skip(HISTORY) {
+    for kept in old.into_iter().skip(world.valid.rollout.history) {
         match world.deployment(&kept.frozen.revision) {
             Some(deployment) if deployment.replicas > 0 => {}
             Some(deployment) => actions.push(delete_deployment(world, deployment)),

@@ -9,7 +9,7 @@ use mixquant_crds::status::{CalibrationRecord, Outcome, Reason};
 use mixquant_crds::{CalibrationReport, Digest, JobMessage, VerifyReport};
 
 use super::{Decisions, MEMORY, World};
-use crate::action::{Action, Gate, JobRequest, JobWork, Metric, ObjectRef};
+use crate::action::{Action, JobRequest, JobWork, Metric, ObjectRef, PRECISION_GATE};
 use crate::canary::later;
 use crate::judge;
 use crate::observed::{Dataset, JobState, Kind, ObjectName, ObservedJob, Presence};
@@ -258,9 +258,9 @@ fn gate(
     record: CalibrationRecord,
     keep: Vec<String>,
 ) -> Measured {
-    let verdict = judge::precision(&record.report.verify, &world.valid.verification.limits);
-    let message = verdict.message;
-    match verdict.outcome {
+    let limits = &world.valid.verification.limits;
+    let (outcome, message) = judge::precision(&record.report.verify, limits);
+    match outcome {
         Outcome::Pass => Measured::Accepted {
             record: Box::new(record),
             keep,
@@ -271,8 +271,8 @@ fn gate(
             if decisions.failure(world.valid, short).is_none() {
                 decisions.fail(world, short, Reason::PrecisionRegression, &message);
                 decisions.count(Metric::Verdict {
-                    gate: Gate::Precision,
-                    outcome: verdict.outcome,
+                    gate: PRECISION_GATE.into(),
+                    outcome,
                 });
             }
             Measured::Rejected { keep, message }
@@ -425,7 +425,7 @@ fn measured(
     let measured = gate(world, decisions, record, keep);
     if matches!(measured, Measured::Accepted { .. }) {
         decisions.told.push(Action::Count(Metric::Verdict {
-            gate: Gate::Precision,
+            gate: PRECISION_GATE.into(),
             outcome: Outcome::Pass,
         }));
     }

@@ -1,17 +1,19 @@
-//! The trial of a new revision: begins it, moves it at most one stage a pass, ends it by promotion or by rolling back.
+//! The trial of a new revision: begins it and moves it at most one stage a pass; `ending` ends it by promotion or by rolling back.
 //!
 //! It touches only the memory. A stage is entered upwards only with what this pass has seen itself: pods that run, a Pass on samples of
 //! this window. What the status says of earlier verdicts is never taken as proof.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use mixquant_crds::rollout::OnFailure;
 use mixquant_crds::status::{
-    MixQuantServiceStatus, Outcome, Reason, RevisionStatus, RolloutStage, RolloutStatus,
+    Halt, MixQuantServiceStatus, Outcome, Reason, RevisionStatus, RolloutStage, RolloutStatus,
+    Waiver,
 };
 
-use super::{Decisions, World, effects, verdict};
-use crate::action::Metric;
+use super::{Decisions, World, effects, ending, verdict};
 use crate::canary;
 use crate::observed::FrozenRevision;
+use crate::validate::Step;
 
 /// Moves the memory on towards `target`; `None` while nothing is known to be worth serving.
 pub(super) fn advance(
@@ -25,7 +27,11 @@ pub(super) fn advance(
         return finish_or_drop(world, decisions, canary.as_deref());
     };
     if stable.as_deref() == Some(&target.revision) {
-        return drop_canary(decisions, "the spec is what stable serves");
+        let why = match decisions.memory.undo {
+            Some(_) => "a person asked for what stable serves",
+            None => "the spec is what stable serves",
+        };
+        return drop_canary(decisions, why);
     }
     if decisions.failure(world.valid, &target.revision).is_some() {
         return finish_or_drop(world, decisions, canary.as_deref());
@@ -66,7 +72,8 @@ fn finish_or_drop(world: &World<'_>, decisions: &mut Decisions, canary: Option<&
             let gone = world
                 .deployment(canary)
                 .is_none_or(|deployment| deployment.replicas == 0);
-            if gone && effects::traffic_is_right(world, &decisions.memory) {
+            let kept = effects::kept_until(world, &decisions.memory, canary).is_some();
+            if (gone || kept) && effects::traffic_is_right(world, &decisions.memory) {
                 clear(&mut decisions.memory);
             }
         }
@@ -89,6 +96,23 @@ fn drop_canary(decisions: &mut Decisions, why: &str) {
 }
 
 fn begin(world: &World<'_>, decisions: &mut Decisions, target: &FrozenRevision) {
+    if world.valid.rollout.paused {
+        return;
+    }
+    let stable = decisions.memory.stable.as_ref();
+    let back =
+        stable.is_some() && ending::in_rollback_window(world, &decisions.memory, &target.revision);
+    let note = match stable {
+        Some(stable) if back => format!(
+            "revision {} was stable lately: it takes over from {} when its pods run",
+            target.revision, stable.revision
+        ),
+        Some(stable) => format!(
+            "revision {} starts beside stable {}",
+            target.revision, stable.revision
+        ),
+        None => format!("the first revision {} starts", target.revision),
+    };
     decisions.memory.canary = Some(RevisionStatus {
         revision: target.revision.clone(),
         artifact_digest: target.artifact_digest.clone(),
@@ -104,72 +128,106 @@ fn begin(world: &World<'_>, decisions: &mut Decisions, target: &FrozenRevision) 
         weight: 0,
         failed_verdicts: 0,
         verdict: None,
+        paused: None,
+        released: false,
+        waived: back.then_some(Waiver::RollbackWindow),
     });
-    let note = match &decisions.memory.stable {
-        Some(stable) => format!(
-            "revision {} starts beside stable {}",
-            target.revision, stable.revision
-        ),
-        None => format!("the first revision {} starts", target.revision),
-    };
     decisions.tell(false, Reason::RollingOut, note);
-    wake_at_deadline(world, decisions);
+    ending::check_deadline(world, decisions, &target.revision);
+}
+
+/// `spec.rollout.paused` stops the trial, and its end lets it go on with time and a window of its own.
+fn stop_or_go(world: &World<'_>, decisions: &mut Decisions) {
+    let paused = world.valid.rollout.paused;
+    let Some(at) = &mut decisions.memory.rollout else {
+        return;
+    };
+    match at.paused {
+        None if paused => at.paused = Some(Halt::Spec),
+        Some(Halt::Spec) if !paused => {
+            at.paused = None;
+            at.failed_verdicts = 0;
+            at.step_started_at = Time(world.now);
+        }
+        None | Some(Halt::Spec | Halt::Gate | Halt::Deadline) => {}
+    }
 }
 
 /// One stage of the trial of `target`, which is the canary.
 fn stage(world: &World<'_>, decisions: &mut Decisions, target: &FrozenRevision) {
+    stop_or_go(world, decisions);
+    let revision = target.revision.as_str();
+    if ending::check_pods(world, decisions, revision) {
+        return;
+    }
     let Some(at) = decisions.memory.rollout.clone() else {
         return;
     };
     let first = decisions.memory.stable.is_none();
     match at.stage {
-        RolloutStage::Starting => starting(world, decisions, target, &at),
+        RolloutStage::Starting => starting(world, decisions, revision, &at),
         RolloutStage::Stepping | RolloutStage::Promoting if first => {
             // Only a forged status says so: without stable there is nothing to step beside.
             begin(world, decisions, target);
         }
-        RolloutStage::Stepping => stepping(world, decisions, target, &at),
-        RolloutStage::Promoting => promoting(world, decisions, target, &at),
+        RolloutStage::Stepping => stepping(world, decisions, revision, &at),
+        RolloutStage::Promoting => promoting(world, decisions, revision, &at),
         RolloutStage::RollingBack => {}
     }
 }
 
-fn starting(
-    world: &World<'_>,
-    decisions: &mut Decisions,
-    target: &FrozenRevision,
-    at: &RolloutStatus,
-) {
-    let replicas = world.valid.replicas;
-    if decisions.memory.stable.is_none() {
-        if world.runs(&target.revision, replicas) {
-            return promote(decisions, "all its pods are ready");
-        }
-    } else if world.runs(
-        &target.revision,
-        canary::size(&world.valid.rollout, at, replicas),
-    ) && effects::others_are_gone(world, &decisions.memory)
-    {
-        return enter(world, decisions, RolloutStage::Stepping, 0);
-    }
-    check_deadline(world, decisions, target, at);
+/// Whether the canary's pods of this stage all run.
+fn runs(world: &World<'_>, revision: &str, at: &RolloutStatus) -> bool {
+    let wanted = canary::size(&world.valid.rollout, at, world.valid.replicas);
+    world.runs(revision, wanted)
 }
 
-fn stepping(
-    world: &World<'_>,
-    decisions: &mut Decisions,
-    target: &FrozenRevision,
-    at: &RolloutStatus,
-) {
-    let rollout = &world.valid.rollout;
-    let passed = match verdict::judge(world, decisions, at) {
-        Some(Outcome::Fail) if too_many_failures(world, decisions) => {
-            return roll_back(world, decisions, target, Reason::SLOViolated);
-        }
-        Some(Outcome::Pass) => true,
-        Some(Outcome::Fail | Outcome::Inconclusive) | None => false,
+fn starting(world: &World<'_>, decisions: &mut Decisions, revision: &str, at: &RolloutStatus) {
+    let first = decisions.memory.stable.is_none();
+    let ready = if first {
+        world.runs(revision, world.valid.replicas)
+    } else {
+        runs(world, revision, at) && effects::others_are_gone(world, &decisions.memory)
     };
-    if passed && canary::held(rollout, at, world.now) {
+    if ready && at.paused.is_none() {
+        return match at.waived {
+            _ if first => ending::promote(world, decisions, "all its pods are ready"),
+            Some(Waiver::RollbackWindow) => {
+                ending::promote(
+                    world,
+                    decisions,
+                    "it was stable lately and all its pods are ready",
+                );
+            }
+            Some(Waiver::Request) => {
+                ending::promote(
+                    world,
+                    decisions,
+                    "a person asked for it and all its pods are ready",
+                );
+            }
+            None => enter(world, decisions, RolloutStage::Stepping, 0),
+        };
+    }
+    ending::check_deadline(world, decisions, revision);
+}
+
+fn stepping(world: &World<'_>, decisions: &mut Decisions, revision: &str, at: &RolloutStatus) {
+    let rollout = &world.valid.rollout;
+    let passed = if canary::shares_traffic(rollout, at) {
+        match judged(world, decisions, revision, at) {
+            Some(passed) => passed,
+            None => return,
+        }
+    } else {
+        // A dark start: nothing is measured before the first share.
+        runs(world, revision, at)
+    };
+    let until = canary::held_until(rollout, at);
+    if stands_still(decisions) {
+        return;
+    }
+    if passed && until.is_some_and(|until| world.now >= until) {
         let (stage, step) = if canary::has_next(rollout, at.step) {
             (RolloutStage::Stepping, at.step + 1)
         } else {
@@ -177,125 +235,93 @@ fn stepping(
         };
         return enter(world, decisions, stage, step);
     }
-    check_deadline(world, decisions, target, at);
+    if let Some(until) = until.filter(|until| world.now < *until) {
+        decisions.wake_at(until, world.now);
+    }
+    ending::check_deadline(world, decisions, revision);
 }
 
-fn promoting(
+fn promoting(world: &World<'_>, decisions: &mut Decisions, revision: &str, at: &RolloutStatus) {
+    if at.waived.is_some() {
+        if runs(world, revision, at) && at.paused.is_none() {
+            let why = "a person asked for it and all its pods are ready";
+            return ending::promote(world, decisions, why);
+        }
+        return ending::check_deadline(world, decisions, revision);
+    }
+    match judged(world, decisions, revision, at) {
+        None => {}
+        // The verdict counts pods that run all, see `verdict::judge`.
+        Some(true) if !stands_still(decisions) => {
+            ending::promote(world, decisions, "it passed every step");
+        }
+        Some(_) => ending::check_deadline(world, decisions, revision),
+    }
+}
+
+fn stands_still(decisions: &Decisions) -> bool {
+    let at = decisions.memory.rollout.as_ref();
+    at.is_some_and(|at| at.paused.is_some())
+}
+
+/// Whether this pass has a Pass; `None` when its verdict has ended the trial.
+fn judged(
     world: &World<'_>,
     decisions: &mut Decisions,
-    target: &FrozenRevision,
+    revision: &str,
     at: &RolloutStatus,
-) {
-    match verdict::judge(world, decisions, at) {
-        Some(Outcome::Fail) if too_many_failures(world, decisions) => {
-            return roll_back(world, decisions, target, Reason::SLOViolated);
-        }
-        // The verdict counts pods that run all, see `verdict::judge`.
-        Some(Outcome::Pass) => return promote(decisions, "it passed every step"),
-        Some(Outcome::Fail | Outcome::Inconclusive) | None => {}
-    }
-    check_deadline(world, decisions, target, at);
-}
-
-fn too_many_failures(world: &World<'_>, decisions: &Decisions) -> bool {
+) -> Option<bool> {
+    let Some(judgement) = verdict::judge(world, decisions, at) else {
+        return Some(false);
+    };
     let failed = decisions.memory.rollout.as_ref();
-    failed.is_some_and(|at| at.failed_verdicts >= world.valid.rollout.failure_limit)
+    let failed = failed.map_or(0, |at| at.failed_verdicts);
+    let ends = judgement.outcome == Outcome::Fail && failed >= world.valid.rollout.failure_limit;
+    if ends && judgement.does == OnFailure::Rollback {
+        ending::roll_back(world, decisions, revision, Reason::SLOViolated);
+        return None;
+    }
+    if ends {
+        ending::halt(world, decisions, revision, Halt::Gate);
+    }
+    Some(judgement.outcome == Outcome::Pass)
 }
 
 fn enter(world: &World<'_>, decisions: &mut Decisions, stage: RolloutStage, step: i32) {
     let rollout = &world.valid.rollout;
-    let weight = canary::step(rollout, step).weight;
     let count = rollout.steps.len();
-    if let Some(at) = &mut decisions.memory.rollout {
-        at.stage = stage;
-        at.step = step;
-        at.step_started_at = Time(world.now);
-        at.failed_verdicts = 0;
-        let due = canary::verdict_due(rollout, at);
-        decisions.wake_at(due, world.now);
-    }
     let revision = role(decisions.memory.canary.as_ref()).unwrap_or_default();
+    let Some(at) = &mut decisions.memory.rollout else {
+        return;
+    };
+    at.stage = stage;
+    at.step = step;
+    at.step_started_at = Time(world.now);
+    at.failed_verdicts = 0;
+    at.released = false;
+    let what = match canary::step(rollout, at) {
+        Step::Weight { weight, .. } => format!("weight {weight} %"),
+        Step::Replicas { replicas, .. } => format!("{replicas} pods"),
+        Step::Pause {
+            duration: Some(seconds),
+        } => format!("a pause of {seconds} s"),
+        Step::Pause { duration: None } => "a pause until a person promotes it".to_owned(),
+    };
+    let moments = [
+        Some(canary::verdict_due(rollout, at)),
+        canary::held_until(rollout, at),
+    ];
+    for moment in moments.into_iter().flatten() {
+        decisions.wake_at(moment, world.now);
+    }
     let note = match stage {
         RolloutStage::Promoting => {
             format!("revision {revision} passed all {count} steps and grows to take over")
         }
         RolloutStage::Stepping | RolloutStage::Starting | RolloutStage::RollingBack => format!(
-            "revision {revision} takes step {} of {count}: weight {weight} %",
+            "revision {revision} takes step {} of {count}: {what}",
             step + 1
         ),
     };
     decisions.tell(false, Reason::RollingOut, note);
-}
-
-/// The pointer moves. Traffic and pods follow as effects.
-fn promote(decisions: &mut Decisions, why: &str) {
-    let Some(canary) = decisions.memory.canary.take() else {
-        return;
-    };
-    let note = format!("revision {} is stable: {why}", canary.revision);
-    decisions.memory.stable = Some(canary);
-    decisions.memory.rollout = None;
-    decisions.tell(false, Reason::Promoted, note);
-    decisions.count(Metric::Promotion);
-}
-
-fn check_deadline(
-    world: &World<'_>,
-    decisions: &mut Decisions,
-    target: &FrozenRevision,
-    at: &RolloutStatus,
-) {
-    if world.now >= canary::deadline(&world.valid.rollout, at) {
-        roll_back(world, decisions, target, Reason::ProgressDeadlineExceeded);
-    } else {
-        wake_at_deadline(world, decisions);
-    }
-}
-
-fn wake_at_deadline(world: &World<'_>, decisions: &mut Decisions) {
-    if let Some(at) = &decisions.memory.rollout {
-        let deadline = canary::deadline(&world.valid.rollout, at);
-        decisions.wake_at(deadline, world.now);
-    }
-}
-
-/// The trial has failed: remembered with its evidence before anything else happens.
-fn roll_back(world: &World<'_>, decisions: &mut Decisions, target: &FrozenRevision, cause: Reason) {
-    let message = evidence(world, decisions, target, cause);
-    if let Some(at) = &mut decisions.memory.rollout {
-        at.stage = RolloutStage::RollingBack;
-        at.step_started_at = Time(world.now);
-    }
-    decisions.fail(world, &target.revision, cause, &message);
-    decisions.count(Metric::Rollback { cause });
-}
-
-fn evidence(
-    world: &World<'_>,
-    decisions: &Decisions,
-    target: &FrozenRevision,
-    cause: Reason,
-) -> String {
-    let revision = &target.revision;
-    let Some(at) = &decisions.memory.rollout else {
-        return format!("revision {revision} failed");
-    };
-    let last = at.verdict.as_ref().map(|verdict| verdict.message.as_str());
-    let place = match at.stage {
-        RolloutStage::Starting => "while its pods started".to_owned(),
-        RolloutStage::Stepping => format!("at step {}", at.step + 1),
-        RolloutStage::Promoting | RolloutStage::RollingBack => "while it was promoted".to_owned(),
-    };
-    if cause != Reason::ProgressDeadlineExceeded {
-        return format!(
-            "revision {revision} failed {place}: {}",
-            last.unwrap_or("no evidence")
-        );
-    }
-    let seconds = world.valid.rollout.progress_deadline;
-    let problem = world
-        .deployment(revision)
-        .and_then(|deployment| deployment.problem.as_deref());
-    let why = problem.or(last).unwrap_or("its pods are not ready");
-    format!("revision {revision} did not move on within {seconds} s {place}: {why}")
 }

@@ -133,6 +133,13 @@ pub(super) fn slo_met(decisions: &Decisions) -> Option<Said> {
     ))
 }
 
+/// Only there while a rollout stands still.
+pub(super) fn paused(standing: &Standing) -> Option<Said> {
+    let paused = standing.busy.as_ref()?;
+    let (reason, message) = paused;
+    (*reason == Reason::RolloutPaused).then(|| said(Truth::True, *reason, message.clone()))
+}
+
 pub(super) fn reconciling(standing: &Standing) -> Said {
     match &standing.busy {
         Some((reason, message)) => said(Truth::True, *reason, message.clone()),

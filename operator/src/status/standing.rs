@@ -1,6 +1,6 @@
 //! Where the service stands: its phase, what it is busy with, what it is stuck at. All conditions share these words.
 
-use mixquant_crds::status::{Phase, Reason, RevisionStatus, RolloutStage, RolloutStatus};
+use mixquant_crds::status::{Halt, Phase, Reason, RevisionStatus, RolloutStage, RolloutStatus};
 
 use crate::canary;
 use crate::observed::FrozenRevision;
@@ -39,6 +39,9 @@ pub(super) fn standing(
         stalled: None,
         busy: Some((reason, message)),
     };
+    if let Some(undo) = &decisions.memory.undo {
+        return undone(world, decisions, &undo.revision);
+    }
     match measured {
         Measured::Invalid { message } => stuck(Phase::Invalid, Reason::InvalidSpec, message),
         Measured::Failed { message, .. } => {
@@ -59,9 +62,54 @@ pub(super) fn standing(
             match failed {
                 Some(failed) => stuck(Phase::Degraded, failed.reason, &failed.message),
                 None if !decisions.blocked.is_empty() => blocked(decisions),
+                None if waits(world, decisions, target) => busy(
+                    Phase::Paused,
+                    Reason::RolloutPaused,
+                    "spec.rollout.paused is true: what the spec asks for waits".into(),
+                ),
                 None => serving(world, decisions),
             }
         }
+    }
+}
+
+/// Whether the spec's revision may not begin its trial.
+fn waits(world: &World<'_>, decisions: &Decisions, target: Option<&FrozenRevision>) -> bool {
+    let stable = decisions.memory.stable.as_ref();
+    let serves = stable.map(|stable| &stable.revision) == target.map(|target| &target.revision);
+    world.valid.rollout.paused && !serves
+}
+
+/// A person has put `revision` in the place of what the spec asks for.
+fn undone(world: &World<'_>, decisions: &Decisions, revision: &str) -> Standing {
+    let stable = decisions.memory.stable.as_ref();
+    let serves = stable.is_some_and(|stable| stable.revision == revision);
+    let (reason, message) = match decisions.failure(world.valid, revision) {
+        Some(failed) => (failed.reason, failed.message.clone()),
+        None if !decisions.blocked.is_empty() => return blocked(decisions),
+        None if serves => (
+            Reason::Undone,
+            format!(
+                "revision {revision} serves by a person's request; what the spec asks for waits until it changes or a retry is asked for"
+            ),
+        ),
+        None => {
+            let message = format!("revision {revision} waits: spec.rollout.paused is true");
+            return Standing {
+                phase: Phase::Paused,
+                stalled: None,
+                busy: Some((Reason::RolloutPaused, message)),
+            };
+        }
+    };
+    let runs = serving(world, decisions);
+    if serves && runs.busy.is_some() {
+        return runs;
+    }
+    Standing {
+        phase: Phase::Degraded,
+        stalled: Some((reason, message)),
+        busy: None,
     }
 }
 
@@ -118,6 +166,13 @@ fn rolling(world: &World<'_>, decisions: &Decisions, at: &RolloutStatus) -> Stan
             format!("canary {canary} leaves: {}", failed(world, decisions)),
         ),
     };
+    if let Some(why) = stands_still(world, at) {
+        return Standing {
+            phase: Phase::Paused,
+            stalled: None,
+            busy: Some((Reason::RolloutPaused, format!("{message}; {why}"))),
+        };
+    }
     let reason = match at.stage {
         RolloutStage::Starting | RolloutStage::Stepping | RolloutStage::Promoting => {
             Reason::RollingOut
@@ -128,6 +183,27 @@ fn rolling(world: &World<'_>, decisions: &Decisions, at: &RolloutStatus) -> Stan
         phase,
         stalled: None,
         busy: Some((reason, message)),
+    }
+}
+
+/// Why a trial stands still, and what lets it go on.
+fn stands_still(world: &World<'_>, at: &RolloutStatus) -> Option<String> {
+    let said = at.verdict.as_ref().map_or("", |verdict| &verdict.message);
+    match at.paused {
+        _ if at.stage == RolloutStage::RollingBack => None,
+        Some(Halt::Spec) => Some("spec.rollout.paused is true".into()),
+        Some(Halt::Gate) => Some(format!("a gate failed ({said}): promote or abort it")),
+        Some(Halt::Deadline) => Some(format!(
+            "its deadline passed undecided ({said}): promote or abort it"
+        )),
+        None if canary::pauses(&world.valid.rollout, at, world.now) => {
+            let until = canary::held_until(&world.valid.rollout, at);
+            Some(until.map_or_else(
+                || "it pauses until a person promotes it".to_owned(),
+                |until| format!("it pauses until {until}"),
+            ))
+        }
+        None => None,
     }
 }
 

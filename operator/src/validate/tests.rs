@@ -1,5 +1,7 @@
 //! What `validate` promises.
 
+use mixquant_crds::rollout::{GateMetric, NoData, OnFailure};
+
 use super::*;
 
 fn example() -> MixQuantService {
@@ -16,19 +18,25 @@ fn the_example_is_valid_in_base_units() {
     assert_eq!(
         valid.rollout.steps,
         [
-            Step {
+            Step::Weight {
                 weight: 10,
                 hold: 60
             },
-            Step {
+            Step::Weight {
                 weight: 50,
                 hold: 60
             }
         ]
     );
     assert_eq!((valid.rollout.interval, valid.rollout.warm_up), (15, 20));
-    assert_eq!(valid.tpot.max_seconds, Some(0.1));
-    assert_eq!(valid.tpot.max_ratio, Some(1.25));
+    let [tpot] = &valid.gates[..] else {
+        panic!("{:?}", valid.gates);
+    };
+    assert_eq!((tpot.max, tpot.max_ratio), (Some(0.1), Some(1.25)));
+    assert_eq!(
+        (tpot.min_samples, tpot.on_failure),
+        (100, OnFailure::Rollback)
+    );
     assert_eq!(valid.plan.kv_cache.sink_tokens, 4);
 }
 
@@ -105,4 +113,110 @@ fn an_image_or_a_limit_calibrates_nothing_anew() {
             service.spec.model.source.persistent_volume_claim.path = "other".into();
         })
     );
+}
+
+#[test]
+fn gates_have_base_units_and_take_from_the_rollout_what_they_do_not_say() {
+    let text = include_str!("../../../crds/examples/gated.yaml");
+    let mut service: MixQuantService = serde_norway::from_str(text).unwrap();
+    service.metadata.namespace = Some("default".into());
+    service.metadata.uid = Some("uid".into());
+    let valid = validate(&service).unwrap();
+    let gate = |name: &str| {
+        let mut all = valid.gates.iter();
+        all.find(|gate| gate.name == name).unwrap()
+    };
+    assert_eq!(valid.gates.len(), 9);
+    assert_eq!(gate("ttft").max, Some(2.0));
+    assert_eq!(gate("error-rate").max, Some(0.01));
+    assert_eq!(gate("itl").max_ratio, Some(1.25));
+    assert_eq!(gate("itl").on_failure, OnFailure::Record);
+    assert_eq!(gate("first-token").on_failure, OnFailure::Pause);
+    assert_eq!(gate("first-token").max, Some(0.05));
+    assert_eq!(gate("valve").no_data, NoData::Pass);
+    assert_eq!(gate("nan").metric, GateMetric::NanLogits);
+    assert_eq!(gate("nan").no_data, NoData::Hold);
+    assert_eq!(gate("kv-memory").max, Some(0.95));
+    assert_eq!(
+        valid.rollout.steps,
+        [
+            Step::Pause { duration: Some(30) },
+            Step::Replicas {
+                replicas: 1,
+                hold: 60
+            },
+            Step::Pause { duration: None },
+            Step::Weight {
+                weight: 50,
+                hold: 60
+            },
+        ]
+    );
+    assert_eq!(
+        (valid.rollout.rollback_window, valid.rollout.keep_failed),
+        (2, 300)
+    );
+}
+
+#[test]
+fn a_gate_that_cannot_act_is_named() {
+    let problem = |gate: &str| {
+        let mut service = example();
+        service.spec.gates = vec![serde_json::from_str(gate).unwrap()];
+        validate(&service).unwrap_err().to_string()
+    };
+    for (gate, said) in [
+        (
+            r#"{"name": "a", "metric": "ITL", "quantile": "0.9"}"#,
+            "gates[a] limits nothing",
+        ),
+        (
+            r#"{"name": "a", "metric": "ITL", "max": "5"}"#,
+            "gates[a].quantile belongs",
+        ),
+        (
+            r#"{"name": "a", "metric": "NanLogits", "quantile": "0.9", "max": "5"}"#,
+            "gates[a].quantile belongs",
+        ),
+        (
+            r#"{"name": "a", "metric": "ITL", "quantile": "0.999", "max": "5"}"#,
+            "between 0.5 and 0.99",
+        ),
+        (
+            r#"{"name": "a", "metric": "OutOfMemory", "maxRegressionPercent": 5}"#,
+            "maxRegressionPercent does not belong",
+        ),
+        (
+            r#"{"name": "a", "metric": "NanLogits", "max": "many"}"#,
+            "gates[a].max is `many`",
+        ),
+    ] {
+        let text = problem(gate);
+        assert!(text.contains(said), "{gate}: {text}");
+    }
+}
+
+#[test]
+fn a_step_of_two_kinds_or_of_none_is_named() {
+    for step in [
+        r#"{"weight": 5, "canaryReplicas": 1, "hold": "5s"}"#,
+        r#"{"hold": "5s"}"#,
+        r#"{"weight": 5}"#,
+        r#"{"pause": {}, "hold": "5s"}"#,
+    ] {
+        let mut service = example();
+        service.spec.rollout.steps[0] = serde_json::from_str(step).unwrap();
+        let text = validate(&service).unwrap_err().to_string();
+        assert!(text.contains("set exactly one"), "{step}: {text}");
+    }
+}
+
+#[test]
+fn pausing_asks_for_nothing_new() {
+    let mut service = example();
+    let before = validate(&service).unwrap();
+    service.spec.rollout.paused = true;
+    let after = validate(&service).unwrap();
+    assert_eq!(before.request, after.request);
+    assert!(after.rollout.paused && !before.rollout.paused);
 }

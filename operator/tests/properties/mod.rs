@@ -3,7 +3,7 @@
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use mixquant_crds::status::{
-    FailedRevision, MixQuantServiceStatus, Outcome, Reason, RolloutStage, RolloutStatus,
+    FailedRevision, Halt, MixQuantServiceStatus, Outcome, Reason, RolloutStage, RolloutStatus,
     VerdictStatus,
 };
 use mixquant_operator::action::{Action, Plan};
@@ -140,7 +140,11 @@ fn twist_status(told: &mut Told, twist: &Twist) {
                     outcome: Outcome::Pass,
                     at: Time(now),
                     message: "forged".into(),
+                    gates: Vec::new(),
                 }),
+                paused: (age % 7 == 0).then_some(Halt::Gate),
+                released: age % 2 == 0,
+                waived: None,
             });
         }
         Twist::NoStable => status.stable = None,

@@ -9,12 +9,13 @@ use k8s_openapi::api::core::v1::PodTemplateSpec;
 use mixquant_crds::report::{CalibrationReport, VerifyReport};
 use mixquant_crds::{Digest, JobMessage, MixQuantService};
 use mixquant_operator::action::{Action, JobWork, Plan};
+use mixquant_operator::histogram::Histogram;
 use mixquant_operator::observed::{
     Companion, CompanionState, Dataset, Installation, JobState, Kind, Observed, ObservedDeployment,
     ObservedJob, ObservedRevision, ObservedTraffic, Presence,
 };
 use mixquant_operator::plan::plan;
-use mixquant_operator::samples::{Histogram, Samples, TrackSamples};
+use mixquant_operator::samples::{Samples, Series, TrackSamples, Value};
 use mixquant_operator::validate::{ValidService, validate};
 use serde::Deserialize;
 
@@ -49,6 +50,7 @@ pub enum World {
 }
 
 /// The world, its time, and what the plan asks of it.
+#[derive(Clone)]
 pub struct Told {
     pub now: Timestamp,
     pub observed: Observed,
@@ -62,7 +64,8 @@ fn render(service: &ValidService, artifact: &Digest) -> PodTemplateSpec {
     .expect("a pod template")
 }
 
-fn service() -> MixQuantService {
+/// The service of all cases.
+pub fn service() -> MixQuantService {
     let text = include_str!("../../../crds/examples/chat.yaml");
     let mut service: MixQuantService = serde_norway::from_str(text).expect("an example");
     service.metadata.namespace = Some("default".into());
@@ -90,14 +93,15 @@ fn measured(artifact: &Digest) -> VerifyReport {
 type Onwards = fn(&mut Told);
 
 impl Told {
-    fn new() -> Self {
+    /// A service that was just applied.
+    pub fn new(service: MixQuantService) -> Self {
         let present = |bytes: &[u8]| Dataset::Present {
             digest: Digest::of_bytes(bytes),
         };
         Self {
             now: "2026-01-01T00:00:00.7Z".parse().expect("a time"),
             observed: Observed {
-                service: service(),
+                service,
                 calibration_data: present(b"calibration"),
                 evaluation_data: present(b"evaluation"),
                 model_claim: Presence::Present,
@@ -117,7 +121,12 @@ impl Told {
 
     /// The world of that name.
     pub fn reach(world: World) -> Self {
-        let mut told = Self::new();
+        Self::reach_with(service(), world)
+    }
+
+    /// The world of that name, of another service.
+    pub fn reach_with(service: MixQuantService, world: World) -> Self {
+        let mut told = Self::new(service);
         let path: [(World, Onwards); 9] = [
             (World::Fresh, Self::pass),
             (World::Calibrating, Self::answer),
@@ -166,7 +175,8 @@ impl Told {
         plan(&valid, &self.observed, samples, self.now, render)
     }
 
-    fn pass(&mut self) {
+    /// A pass that has no samples.
+    pub fn pass(&mut self) {
         let plan = self.plan(&Samples::default());
         self.act(&plan);
     }
@@ -181,32 +191,42 @@ impl Told {
     fn verdict(&mut self, after: i64, slowness: f64) {
         self.pods_ready();
         self.now += SignedDuration::from_secs(after);
-        let window = self.plan(&Samples::default()).window.expect("a trial");
-        let bounds: Vec<f64> = (0..200).map(|power| 0.001 * 1.05_f64.powi(power)).collect();
-        let track = |median: f64| {
-            let mut counts = vec![0; bounds.len() + 1];
-            counts[bounds.partition_point(|bound| *bound < median)] = 1000;
-            TrackSamples {
-                tpot: Histogram {
-                    bounds: bounds.clone(),
-                    counts,
-                },
-                pods: 1,
-                problems: Vec::new(),
-            }
-        };
-        let [stable, canary] = window.revisions;
-        let samples = Samples {
-            since: Some(window.since),
-            taken_at: Some(self.now),
-            tracks: [(stable, track(0.02)), (canary, track(0.02 * slowness))].into(),
-        };
+        let samples = self.samples(slowness).expect("a trial");
         let plan = self.plan(&samples);
         self.act(&plan);
     }
 
+    /// Samples of the trial's window in which the canary has `slowness` times stable's latency; `None` without a trial.
+    pub fn samples(&self, slowness: f64) -> Option<Samples> {
+        let window = self.plan(&Samples::default()).window?;
+        if window.revisions[0] == window.revisions[1] {
+            return None;
+        }
+        let bounds: Vec<f64> = (0..200).map(|power| 0.001 * 1.05_f64.powi(power)).collect();
+        let track = |median: f64| {
+            let mut counts = vec![0; bounds.len() + 1];
+            counts[bounds.partition_point(|bound| *bound < median)] = 1000;
+            let tpot = Value::Histogram(Histogram {
+                bounds: bounds.clone(),
+                counts,
+            });
+            TrackSamples {
+                values: [(Series::Tpot, tpot)].into(),
+                pods: 1,
+                grew_at: Some(self.now),
+                ..TrackSamples::default()
+            }
+        };
+        let [stable, canary] = window.revisions;
+        Some(Samples {
+            since: Some(window.since),
+            taken_at: Some(self.now),
+            tracks: [(stable, track(0.02)), (canary, track(0.02 * slowness))].into(),
+        })
+    }
+
     /// All Jobs succeed.
-    fn answer(&mut self) {
+    pub fn answer(&mut self) {
         let known = self.observed.service.status.as_ref();
         let known = known.and_then(|status| status.calibrations.first());
         let artifact = known.map_or(Digest::of_bytes(b"artifact"), |known| {

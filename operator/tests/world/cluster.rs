@@ -5,14 +5,14 @@ use std::collections::{BTreeSet, VecDeque};
 use jiff::Timestamp;
 use mixquant_crds::report::{CalibrationReport, FailureReason, JobFailure, VerifyReport};
 use mixquant_crds::status::MixQuantServiceStatus;
-use mixquant_crds::{Digest, JobMessage, KvPrecision, MixQuantService};
+use mixquant_crds::{Decimal, Digest, JobMessage, KvPrecision, MixQuantService, Span};
 use mixquant_operator::action::{JobRequest, JobWork, Window};
 use mixquant_operator::observed::{
     Companion, FrozenRevision, JobState, Observed, ObservedJob, ObservedRevision, Traffic,
 };
 
 use super::scenario::Dice;
-use super::traffic::{self, REQUESTS_PER_SECOND};
+use super::traffic::{Counters, Manners, MetricFault, REQUESTS_PER_SECOND};
 
 /// When the simulation begins.
 pub(super) const EPOCH: i64 = 1_700_000_000;
@@ -44,8 +44,21 @@ pub(super) struct Pod {
     pub(super) revision: String,
     pub(super) born: i64,
     pub(super) ready_at: Option<i64>,
-    pub(super) counts: Vec<u64>,
-    slowness: f64,
+    pub(super) counters: Counters,
+    /// The page as it was when it froze.
+    pub(super) frozen: Option<Counters>,
+    pub(super) manners: Manners,
+}
+
+impl Pod {
+    /// How often its container has ended until `now`.
+    pub(super) fn restarts(&self, now: i64) -> i32 {
+        if self.manners.crashes {
+            i32::try_from((now - self.born) / 20).unwrap().min(3)
+        } else {
+            0
+        }
+    }
 }
 
 /// Everything that exists.
@@ -74,6 +87,14 @@ pub struct Cluster {
     pub(super) dice: Dice,
     made: u64,
     pub(super) disturbed: bool,
+    /// What is wrong with metrics pages, and until when.
+    pub(super) fault: Option<(MetricFault, i64)>,
+    /// Since when.
+    pub(super) fault_since: i64,
+    /// The canaries that a person asked to promote in full.
+    pub(super) asked_full: BTreeSet<String>,
+    /// The revisions that have been stable.
+    pub(super) was_stable: BTreeSet<String>,
     /// When the garbage collector takes what the deleted service owned.
     pub(super) collected_at: Option<i64>,
 }
@@ -97,12 +118,15 @@ fn base() -> MixQuantService {
     service.spec.verification.min_top1_agreement_percent.0 = "90".into();
     service.spec.slo.tpot.quantile.0 = "0.9".into();
     let rollout = &mut service.spec.rollout;
-    rollout.steps[0].hold.0 = "20s".into();
-    rollout.steps[1].hold.0 = "30s".into();
+    rollout.steps[0].hold = Some(Span("20s".into()));
+    rollout.steps[1].hold = Some(Span("30s".into()));
     rollout.analysis.interval.0 = "10s".into();
     rollout.analysis.min_samples = 50;
     rollout.analysis.warm_up.0 = "5s".into();
     rollout.progress_deadline_seconds = 300;
+    service.spec.slo.error_rate_percent = Some(Decimal("5".into()));
+    let killed = r#"{"name": "killed", "metric": "OutOfMemory", "max": "0"}"#;
+    service.spec.gates = vec![serde_json::from_str(killed).unwrap()];
     service
 }
 
@@ -131,6 +155,10 @@ impl Cluster {
             dice: Dice::new(seed),
             made: 0,
             disturbed: false,
+            fault: None,
+            fault_since: 0,
+            asked_full: BTreeSet::new(),
+            was_stable: BTreeSet::new(),
             collected_at: None,
         }
     }
@@ -161,6 +189,9 @@ impl Cluster {
     }
 
     pub(super) fn write_status(&mut self, status: MixQuantServiceStatus) {
+        if let Some(stable) = &status.stable {
+            self.was_stable.insert(stable.revision.clone());
+        }
         self.service.status = Some(status);
         self.changed();
     }
@@ -277,14 +308,16 @@ impl Cluster {
     }
 
     fn new_pod(&mut self, frozen: &FrozenRevision) -> Pod {
+        let manners = Manners::of(&frozen.image);
         let starts = 5 + i64::try_from(self.dice.below(20)).unwrap();
         Pod {
             uid: self.unique("pod"),
             revision: frozen.revision.clone(),
             born: self.now,
-            ready_at: (frozen.image != "engine:3").then_some(self.now + starts),
-            counts: vec![0; traffic::bounds().len() + 1],
-            slowness: if frozen.image == "engine:2" { 1.5 } else { 1.0 },
+            ready_at: (!manners.crashes).then_some(self.now + starts),
+            counters: Counters::new(),
+            frozen: matches!(self.fault, Some((MetricFault::Frozen, _))).then(Counters::new),
+            manners,
         }
     }
 
@@ -313,7 +346,12 @@ impl Cluster {
             .iter()
             .filter(|job| job.seen.state == JobState::Running);
         let jobs = jobs.map(|job| job.ends_at);
-        let moments = pods.chain(jobs).chain(self.collected_at);
+        // A container that crashes is started again every 20 seconds, three times.
+        let crashing = self.pods.iter().filter(|pod| pod.manners.crashes);
+        let crashes = crashing.flat_map(|pod| [1, 2, 3].map(|time| pod.born + time * 20));
+        let heals = self.fault.map(|(_, until)| until);
+        let moments = pods.chain(jobs).chain(crashes).chain(heals);
+        let moments = moments.chain(self.collected_at);
         moments.filter(|at| *at > self.now).min()
     }
 
@@ -326,6 +364,17 @@ impl Cluster {
         self.now = to;
         if self.collected_at.is_some_and(|at| at <= to) {
             self.collect();
+        }
+        if self.fault.is_some_and(|(_, until)| until <= to) {
+            self.end_fault();
+        }
+        let crashed = |at: i64| {
+            self.pods
+                .iter()
+                .any(|pod| pod.restarts(at) > 0 && pod.restarts(at) != pod.restarts(from))
+        };
+        if crashed(to) {
+            self.changed();
         }
         let became_ready = self
             .pods
@@ -370,7 +419,8 @@ impl Cluster {
         for request in 0..requests {
             let index = serving[usize::try_from(request).unwrap() % serving.len()];
             let pod = &mut self.pods[index];
-            traffic::observe(&mut pod.counts, &mut self.dice, pod.slowness);
+            let manners = pod.manners;
+            pod.counters.observe(&mut self.dice, &manners);
         }
     }
 }

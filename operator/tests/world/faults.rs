@@ -1,13 +1,26 @@
 //! What people and the world do to a service.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use mixquant_crds::KvPrecision;
+use mixquant_crds::names::ANNOTATION_REQUEST;
+use mixquant_crds::rollout::{PauseStep, RollbackWindow, Step, TrialFailure};
 use mixquant_crds::status::{Outcome, RolloutStage, VerdictStatus};
+use mixquant_crds::{KvPrecision, Span};
 use mixquant_operator::observed::Traffic;
 
 use super::cluster::{Cluster, moment};
 use super::operator::Operator;
-use super::scenario::{Change, Happening};
+use super::scenario::{Ask, Change, Happening};
+use super::traffic::{Counters, MetricFault};
+
+fn pause(duration: Option<&str>) -> Step {
+    let duration = duration.map(|text| Span(text.into()));
+    Step {
+        weight: None,
+        canary_replicas: None,
+        hold: None,
+        pause: Some(PauseStep { duration }),
+    }
+}
 
 impl Cluster {
     pub fn happen(&mut self, happening: &Happening, operator: &mut Operator) -> Result<(), String> {
@@ -22,6 +35,14 @@ impl Cluster {
                 self.collected_at = Some(self.now + 30);
             }
             Happening::UpgradeOperator => operator.upgrade(),
+            Happening::Ask(ask) => {
+                self.disturbed = true;
+                self.ask(ask);
+            }
+            Happening::Metrics(fault, seconds) => {
+                self.disturbed = true;
+                self.begin_fault(fault, seconds);
+            }
             _ => {
                 self.disturbed = true;
                 self.fault(*happening);
@@ -48,7 +69,31 @@ impl Cluster {
             Change::Data(data) => self.calibration_data = Some(data),
             Change::DataGone => self.calibration_data = None,
             Change::Replicas(replicas) => spec.replicas = replicas,
-            Change::Hold(seconds) => spec.rollout.steps[0].hold.0 = format!("{seconds}s"),
+            Change::Hold(seconds) => {
+                let mut steps = spec.rollout.steps.iter_mut();
+                let step = steps.find(|step| step.hold.is_some()).unwrap();
+                step.hold = Some(Span(format!("{seconds}s")));
+            }
+            Change::Paused(paused) => spec.rollout.paused = paused,
+            Change::Way(way) => {
+                let steps = &mut spec.rollout.steps;
+                steps.retain(|step| step.pause.is_none());
+                match way {
+                    1 => steps.insert(0, pause(Some("40s"))),
+                    2 => steps.insert(1, pause(None)),
+                    _ => {}
+                }
+                spec.rollout.on_failure = if way == 3 {
+                    TrialFailure::Pause
+                } else {
+                    TrialFailure::Rollback
+                };
+            }
+            Change::Lenient(lenient) => {
+                let revisions = RollbackWindow { revisions: 2 };
+                spec.rollout.rollback_window = lenient.then_some(revisions);
+                spec.rollout.abort_scale_down_delay_seconds = if lenient { 60 } else { 0 };
+            }
         }
         if *spec != before {
             self.floor.replicas = spec.replicas.min(before.replicas);
@@ -56,6 +101,51 @@ impl Cluster {
             self.floor.heals_at = self.floor.heals_at.max(self.now + 60);
             let generation = self.service.metadata.generation.unwrap();
             self.service.metadata.generation = Some(generation + 1);
+        }
+    }
+
+    /// A person writes a request for the canary that they see.
+    fn ask(&mut self, ask: Ask) {
+        let canary = self.status().canary.map(|canary| canary.revision);
+        let canary = canary.unwrap_or_else(|| "0000000000".into());
+        let kept = |which: u64| {
+            let count = u64::try_from(self.revisions.len().max(1)).unwrap();
+            let index = usize::try_from(which % count).unwrap();
+            let kept = self.revisions.get(index);
+            kept.map_or_else(|| canary.clone(), |kept| kept.frozen.revision.clone())
+        };
+        let command = match ask {
+            Ask::Promote => format!("promote {canary}"),
+            Ask::PromoteFull => {
+                self.asked_full.insert(canary.clone());
+                format!("promote {canary} full")
+            }
+            Ask::Abort => format!("abort {canary}"),
+            Ask::Retry => "retry".into(),
+            Ask::Undo(which) => format!("undo {}", kept(which)),
+        };
+        let text = format!("{} {command}", self.changes);
+        let annotations = self.service.metadata.annotations.get_or_insert_default();
+        annotations.insert(ANNOTATION_REQUEST.into(), text);
+    }
+
+    fn begin_fault(&mut self, fault: MetricFault, seconds: i64) {
+        self.end_fault();
+        for pod in &mut self.pods {
+            match fault {
+                MetricFault::Frozen => pod.frozen = Some(pod.counters.clone()),
+                MetricFault::Reset => pod.counters = Counters::new(),
+                _ => {}
+            }
+        }
+        self.fault = Some((fault, self.now + seconds));
+        self.fault_since = self.now;
+    }
+
+    pub(super) fn end_fault(&mut self) {
+        self.fault = None;
+        for pod in &mut self.pods {
+            pod.frozen = None;
         }
     }
 
@@ -117,6 +207,7 @@ impl Cluster {
                 outcome: Outcome::Pass,
                 at,
                 message: "forged".into(),
+                gates: Vec::new(),
             });
         }
     }

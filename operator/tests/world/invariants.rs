@@ -1,11 +1,12 @@
 //! What must hold at every action and at every moment, whatever happened before.
 
-use mixquant_crds::status::{MixQuantServiceStatus, Outcome, RolloutStage};
-use mixquant_operator::action::{Action, Gate, Metric, Plan};
+use mixquant_crds::status::{MixQuantServiceStatus, Outcome, RolloutStage, RolloutStatus};
+use mixquant_operator::action::{Action, Metric, PRECISION_GATE, Plan};
 use mixquant_operator::observed::{FrozenRevision, Kind, ObservedRevision, Traffic};
 use mixquant_operator::validate::ValidService;
 
 use super::cluster::{Cluster, moment};
+use super::traffic::{Manners, MetricFault};
 
 impl Cluster {
     /// Executes an action after checking that it may be asked for.
@@ -73,6 +74,10 @@ impl Cluster {
                     Kind::Service => return Err("the main Service is deleted".into()),
                 }
             }
+            Action::Count(Metric::Verdict {
+                gate,
+                outcome: Outcome::Pass,
+            }) if ["tpot", "error-rate"].contains(&gate.as_str()) => self.may_pass()?,
             Action::Publish(_) | Action::Count(_) => {}
         }
         self.check()
@@ -81,49 +86,55 @@ impl Cluster {
     /// Memory moves only as the design allows.
     fn may_become(&self, plan: &Plan, next: &MixQuantServiceStatus) -> Result<(), String> {
         let before = self.status();
-        let passed = plan.actions.iter().any(|action| {
-            matches!(
-                action,
-                Action::Count(Metric::Verdict {
-                    gate: Gate::Tpot,
-                    outcome: Outcome::Pass
-                })
-            )
-        });
+        let passed = passes(plan);
         let was = |status: &MixQuantServiceStatus| {
             status.stable.as_ref().map(|stable| stable.revision.clone())
         };
+        let canary = before
+            .canary
+            .as_ref()
+            .map(|canary| canary.revision.as_str());
+        let excused = canary.is_some_and(|canary| self.may_skip(canary));
         if was(&before).is_some() && was(&before) != was(next) {
-            let canary = before.canary.as_ref().map(|canary| canary.revision.clone());
-            if !passed {
+            if !passed && !excused {
                 return Err("stable changes without a Pass in the same pass".into());
             }
-            if was(next) != canary {
+            if was(next).as_deref() != canary {
                 return Err("stable becomes what was not the canary".into());
             }
-            let slow = |status: &MixQuantServiceStatus| {
+            let manners = |status: &MixQuantServiceStatus| {
                 let stable = status.stable.as_ref();
-                stable.is_some_and(|stable| stable.image == "engine:2")
+                stable.map(|stable| Manners::of(&stable.image))
             };
-            if slow(next) && !slow(&before) {
-                return Err("a canary of 1.5 times the latency is promoted".into());
+            // Slowness is measured against stable: beside a slow one it is none.
+            let bad = manners(next)
+                .filter(|next| !next.are_good())
+                .is_some_and(|next| next.slowness <= 1.0 || manners(&before) != Some(next));
+            if bad && !excused {
+                return Err(format!("a bad canary is promoted: {:?}", manners(next)));
             }
         }
         let (Some(from), Some(to)) = (&before.rollout, &next.rollout) else {
             return Ok(());
         };
-        let position = |stage: RolloutStage, step: i32| match stage {
-            RolloutStage::RollingBack | RolloutStage::Starting => -1,
-            RolloutStage::Stepping => step,
-            RolloutStage::Promoting => step + 1,
+        let steps = &self.service.spec.rollout.steps;
+        let shares = |count: usize| {
+            let steps = steps.iter().take(count);
+            let shares = steps.filter(|step| step.pause.is_none()).count();
+            i32::try_from(shares).unwrap()
         };
-        let (low, high) = (position(from.stage, from.step), position(to.stage, to.step));
-        if high > low + 1 {
+        let position = |at: &RolloutStatus| match at.stage {
+            RolloutStage::RollingBack | RolloutStage::Starting => -1,
+            RolloutStage::Stepping => shares(usize::try_from(at.step + 1).unwrap()) - 1,
+            RolloutStage::Promoting => shares(usize::MAX),
+        };
+        let (low, high) = (position(from), position(to));
+        if high > low + 1 && !excused {
             return Err(format!(
                 "the weight rises by more than a step: {from:?} to {to:?}"
             ));
         }
-        if high > low && low >= 0 && !passed {
+        if high > low && low >= 0 && !passed && !excused {
             return Err(format!(
                 "the weight rises without a Pass: {from:?} to {to:?}"
             ));
@@ -135,6 +146,26 @@ impl Cluster {
         }
         if high > low && to.step_started_at.0 != moment(self.now) {
             return Err("a step begins in the past".into());
+        }
+        Ok(())
+    }
+
+    /// Whether a person's word or the spec lets `revision` skip its steps.
+    fn may_skip(&self, revision: &str) -> bool {
+        let window = self.service.spec.rollout.rollback_window.is_some();
+        self.asked_full.contains(revision) || (window && self.was_stable.contains(revision))
+    }
+
+    /// No gate on metrics passes on pages that say nothing.
+    fn may_pass(&self) -> Result<(), String> {
+        let blind = match self.fault {
+            None | Some((MetricFault::Reset, _)) => false,
+            // What was counted until then stands for two intervals.
+            Some((MetricFault::Frozen, _)) => self.now > self.fault_since + 20,
+            Some(_) => true,
+        };
+        if blind {
+            return Err(format!("a gate passes blindly: {:?}", self.fault));
         }
         Ok(())
     }
@@ -236,6 +267,17 @@ impl Cluster {
         }
         Ok(())
     }
+}
+
+/// Whether every gate on live traffic passed in this plan.
+fn passes(plan: &Plan) -> bool {
+    let mut live = plan.actions.iter().filter_map(|action| match action {
+        Action::Count(Metric::Verdict { gate, outcome }) if gate != PRECISION_GATE => {
+            Some(*outcome)
+        }
+        _ => None,
+    });
+    live.clone().count() == 3 && live.all(|outcome| outcome == Outcome::Pass)
 }
 
 /// An action in one line of the trace.

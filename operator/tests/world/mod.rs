@@ -50,6 +50,8 @@ pub struct Failure {
 
 /// Virtual seconds after the last happening in which the service must come to rest.
 const PATIENCE: i64 = 7200;
+/// A rollout that has stood still for so long waits for a person.
+const STILL: i64 = 1500;
 
 /// Runs a scenario to rest, checking every invariant at every action.
 pub fn run(scenario: &Scenario) -> Result<End, Failure> {
@@ -130,10 +132,18 @@ impl Simulation {
     }
 
     fn is_at_rest(&self) -> bool {
+        if self.waits_for_a_person() {
+            return true;
+        }
         // Something missing is looked for again and again, and that is rest.
         let looks = self.operator.only_looks() && self.cluster.phase() == "Pending";
         let waits = self.operator.next().is_some() && !looks;
         !self.operator.is_due(&self.cluster) && !waits && !self.cluster.is_moving()
+    }
+
+    /// A rollout that stands still is judged on and on; longer than this no time alone lets it go on.
+    fn waits_for_a_person(&self) -> bool {
+        self.cluster.phase() == "Paused" && self.cluster.now > self.since_change + STILL
     }
 
     /// At rest nothing happens until the next happening does.
@@ -167,10 +177,12 @@ impl Simulation {
     }
 
     fn end(&mut self) -> Result<End, String> {
-        self.operator.confirm_rest(&mut self.cluster)?;
+        if !self.waits_for_a_person() {
+            self.operator.confirm_rest(&mut self.cluster)?;
+        }
         let end = self.cluster.end();
         // Pending: something that the spec names is missing. Deleted services are at rest anywhere.
-        let rests = ["Ready", "Degraded", "Pending"].contains(&end.phase.as_str());
+        let rests = ["Ready", "Degraded", "Pending", "Paused"].contains(&end.phase.as_str());
         if rests || end.traffic == "None" {
             Ok(end)
         } else {

@@ -53,8 +53,10 @@ fn template_2(
 }
 
 impl Operator {
+    /// The window of the trial under way: only its requests decide anything.
     pub fn window(&self) -> Option<&Window> {
-        self.scraper.window.as_ref()
+        let window = self.scraper.window.as_ref();
+        window.filter(|window| window.revisions[0] != window.revisions[1])
     }
 
     /// When time alone wakes it.
@@ -121,7 +123,7 @@ impl Operator {
                 self.requeue = Some(self.requeue.map_or(opens, |at| at.min(opens)));
             }
         }
-        let looks = plan.requeue == Some(LOOK_AGAIN) && plan.window.is_none();
+        let looks = plan.requeue == Some(LOOK_AGAIN) && self.window().is_none();
         self.idle = if plan.actions.is_empty() && looks {
             self.idle + 1
         } else {

@@ -1,5 +1,6 @@
 //! What happens to a service: changes by people, faults by the world. Made from a seed, and shrunk when an invariant breaks.
 
+use super::traffic::MetricFault;
 use super::{Failure, run};
 
 /// Numbers from a seed (splitmix64): the same in every version of every library.
@@ -40,7 +41,7 @@ impl Dice {
 /// A change of the spec or of what it names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// 0 and 1 are good, 2 is slow (1.5 times), 3 never gets ready.
+    /// 0 and 1 are good, 2 is slow (1.5 times), 3 never gets ready, 4 fails requests, 5 runs out of memory.
     Image(u64),
     /// 0 and 2 are good, 1 loses precision.
     Precision(u64),
@@ -50,8 +51,25 @@ pub enum Change {
     Replicas(i32),
     /// The first step's hold.
     Hold(u32),
+    /// `spec.rollout.paused`.
+    Paused(bool),
+    /// The way of a canary: 0 by weights, 1 begins dark for a while, 2 waits for a person in the middle, 3 stands still where it fails.
+    Way(u8),
+    /// 0 as it is; 1 goes back without steps and keeps what failed for a minute.
+    Lenient(bool),
     /// The eviction of `ConfigMap`s: data are gone.
     DataGone,
+}
+
+/// What a person asks of a rollout, of the canary that is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ask {
+    Promote,
+    PromoteFull,
+    Abort,
+    Retry,
+    /// One of the revisions that are kept.
+    Undo(u64),
 }
 
 /// What happens.
@@ -79,6 +97,10 @@ pub enum Happening {
     LoseAnswers,
     /// Someone writes a passed trial into the status.
     ForgePass,
+    /// A person asks something of the rollout.
+    Ask(Ask),
+    /// Metrics pages are wrong for so many seconds.
+    Metrics(MetricFault, i64),
     /// Someone clears the status.
     ClearStatus,
     /// A newer operator renders other templates.
@@ -183,7 +205,7 @@ impl Scenario {
 
 fn change(dice: &mut Dice) -> Change {
     match dice.below(12) {
-        0..=4 => Change::Image(dice.below(4)),
+        0..=4 => Change::Image(dice.below(6)),
         5..=7 => Change::Precision(dice.below(3)),
         8 => Change::Data(dice.below(3)),
         9 | 10 => Change::Replicas(1 + i32::try_from(dice.below(4)).unwrap()),
@@ -191,8 +213,36 @@ fn change(dice: &mut Dice) -> Change {
     }
 }
 
+/// Changes that make a rollout wait, or wait less.
+fn way(dice: &mut Dice) -> Change {
+    match dice.below(4) {
+        0 => Change::Paused(dice.below(2) == 0),
+        1 => Change::Lenient(dice.below(2) == 0),
+        _ => Change::Way(u8::try_from(dice.below(4)).unwrap()),
+    }
+}
+
+fn ask(dice: &mut Dice) -> Ask {
+    match dice.below(8) {
+        0 | 1 => Ask::Promote,
+        2 => Ask::PromoteFull,
+        3 => Ask::Abort,
+        4 | 5 => Ask::Retry,
+        _ => Ask::Undo(dice.next()),
+    }
+}
+
+fn metrics(dice: &mut Dice) -> Happening {
+    let kind = usize::try_from(dice.below(6)).unwrap();
+    let seconds = 10 + i64::try_from(dice.below(400)).unwrap();
+    Happening::Metrics(MetricFault::ALL[kind], seconds)
+}
+
 fn any(dice: &mut Dice) -> Happening {
-    match dice.below(24) {
+    match dice.below(34) {
+        24..=26 => Happening::Change(way(dice)),
+        27..=30 => Happening::Ask(ask(dice)),
+        31..=33 => metrics(dice),
         0..=8 => Happening::Change(change(dice)),
         9..=12 => Happening::Crash(usize::try_from(dice.below(6)).unwrap()),
         13..=15 => Happening::Stale(1 + usize::try_from(dice.below(8)).unwrap()),

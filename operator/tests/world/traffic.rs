@@ -1,10 +1,14 @@
-//! Requests, their latency, and the operator's scraper with its soft state.
+//! Requests, what pods count of them, and the operator's scraper: the real bookkeeping on pages that may be wrong.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use mixquant_operator::action::Window;
-use mixquant_operator::samples::{Histogram, Samples, TrackSamples};
+use mixquant_operator::counted::Counted;
+use mixquant_operator::histogram::Histogram;
+use mixquant_operator::observed::ObservedPod;
+use mixquant_operator::prometheus_text::Scrape;
+use mixquant_operator::samples::{Samples, Series, Value};
 
 use super::scenario::Dice;
 
@@ -24,91 +28,169 @@ pub fn bounds() -> Vec<f64> {
     bounds
 }
 
-/// Adds a request of a pod whose image is `slowness` times as slow.
-pub fn observe(counts: &mut [u64], dice: &mut Dice, slowness: f64) {
-    let latency = MEDIAN * slowness * (SPREAD * dice.normal()).exp();
-    let bucket = ((latency / 0.005).ln() / 1.05_f64.ln()).ceil().max(0.0);
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a small number that is not negative"
-    )]
-    let bucket = (bucket as usize).min(counts.len() - 1);
-    counts[bucket] += 1;
+/// How an image behaves.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Manners {
+    /// Times the latency of a good one.
+    pub slowness: f64,
+    /// Of a hundred requests so many fail.
+    pub errors: u64,
+    /// Its containers are killed for memory.
+    pub out_of_memory: bool,
+    /// Its containers end again and again.
+    pub crashes: bool,
+}
+
+impl Manners {
+    /// 0 and 1 are good, 2 is slow, 3 never gets ready, 4 fails requests, 5 runs out of memory.
+    pub fn of(image: &str) -> Self {
+        Self {
+            slowness: if image == "engine:2" { 1.5 } else { 1.0 },
+            errors: if image == "engine:4" { 20 } else { 0 },
+            out_of_memory: image == "engine:5",
+            crashes: image == "engine:3",
+        }
+    }
+
+    /// Whether it may become stable without a person's word.
+    pub fn are_good(&self) -> bool {
+        *self == Self::of("engine:0")
+    }
+}
+
+/// What a process has counted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Counters {
+    tpot: Vec<u64>,
+    answered: u64,
+    errors: u64,
+}
+
+impl Counters {
+    pub fn new() -> Self {
+        Self {
+            tpot: vec![0; bounds().len() + 1],
+            answered: 0,
+            errors: 0,
+        }
+    }
+
+    /// Adds a request.
+    pub fn observe(&mut self, dice: &mut Dice, manners: &Manners) {
+        if manners.errors > 0 && dice.below(100) < manners.errors {
+            self.errors += 1;
+            return;
+        }
+        let latency = MEDIAN * manners.slowness * (SPREAD * dice.normal()).exp();
+        let bucket = ((latency / 0.005).ln() / 1.05_f64.ln()).ceil().max(0.0);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a small number that is not negative"
+        )]
+        let bucket = (bucket as usize).min(self.tpot.len() - 1);
+        self.tpot[bucket] += 1;
+        self.answered += 1;
+    }
+
+    fn series(&self) -> BTreeMap<Series, Result<Value, String>> {
+        let tpot = Histogram {
+            bounds: bounds(),
+            counts: self.tpot.clone(),
+        };
+        BTreeMap::from([
+            (Series::Tpot, Ok(Value::Histogram(tpot))),
+            (Series::Answered, Ok(Value::Count(self.answered))),
+            (Series::Errors, Ok(Value::Count(self.errors))),
+        ])
+    }
+}
+
+/// What is wrong with metrics pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MetricFault {
+    /// Nobody answers, or too late, or with 5xx, or with 100 MB.
+    Down,
+    /// A page without any series.
+    Empty,
+    /// The series have other names.
+    Renamed,
+    /// Every number is NaN.
+    Nan,
+    /// The page stays as it was.
+    Frozen,
+    /// Counters start again inside one process.
+    Reset,
+}
+
+impl MetricFault {
+    pub const ALL: [Self; 6] = [
+        Self::Down,
+        Self::Empty,
+        Self::Renamed,
+        Self::Nan,
+        Self::Frozen,
+        Self::Reset,
+    ];
 }
 
 /// What a pod shows on its metrics page.
-pub struct Page<'a> {
-    pub uid: &'a str,
-    pub revision: &'a str,
-    pub born: i64,
-    pub counts: &'a [u64],
+pub struct Page {
+    pub pod: ObservedPod,
+    pub counters: Counters,
+    pub fault: Option<MetricFault>,
 }
 
-/// The scraper: baselines by pod, lost when the operator dies.
+impl Page {
+    fn answer(&self) -> Result<Scrape, String> {
+        let mut series = self.counters.series();
+        match self.fault {
+            Some(MetricFault::Down) => return Err("status 503".into()),
+            Some(MetricFault::Empty | MetricFault::Renamed) => series.clear(),
+            Some(MetricFault::Nan) => {
+                for value in series.values_mut() {
+                    *value = Err("NaN is no count".into());
+                }
+            }
+            // What froze and what was reset is in the counters.
+            Some(MetricFault::Frozen | MetricFault::Reset) | None => {}
+        }
+        Ok(Scrape {
+            process_start: 1,
+            series,
+        })
+    }
+}
+
+/// The scraper: its windows are lost when the operator dies.
 #[derive(Debug, Default)]
 pub struct Scraper {
     pub window: Option<Window>,
-    baselines: BTreeMap<String, Vec<u64>>,
+    counted: Option<Counted>,
 }
 
 impl Scraper {
     pub fn set_window(&mut self, window: Option<Window>) {
         if self.window != window {
-            self.baselines.clear();
+            self.counted = window.clone().map(Counted::new);
             self.window = window;
         }
     }
 
-    pub fn scrape(&mut self, pages: &[Page<'_>], now: Timestamp) -> Samples {
-        let Some(window) = &self.window else {
+    pub fn scrape(&mut self, pages: &[Page], now: Timestamp) -> Samples {
+        let Some(counted) = &mut self.counted else {
             return Samples::default();
         };
-        if now < window.since {
+        if now < counted.window().since {
             return Samples::default();
         }
-        let bounds = bounds();
-        let mut tracks: BTreeMap<String, TrackSamples> = BTreeMap::new();
+        counted.begin();
         for page in pages {
-            if !window
-                .revisions
-                .iter()
-                .any(|revision| revision == page.revision)
-            {
-                continue;
-            }
-            let born_inside = page.born >= window.since.as_second();
-            let baseline = self
-                .baselines
-                .entry(page.uid.to_owned())
-                .or_insert_with(|| {
-                    if born_inside {
-                        vec![0; page.counts.len()]
-                    } else {
-                        page.counts.to_vec()
-                    }
-                });
-            let track = tracks.entry(page.revision.to_owned()).or_default();
-            track.pods += 1;
-            if track.tpot.counts.is_empty() {
-                track.tpot = Histogram {
-                    bounds: bounds.clone(),
-                    counts: vec![0; bounds.len() + 1],
-                };
-            }
-            for (sum, (newest, before)) in track
-                .tpot
-                .counts
-                .iter_mut()
-                .zip(page.counts.iter().zip(baseline.iter()))
-            {
-                *sum += newest - before;
+            if !counted.asked(std::slice::from_ref(&page.pod)).is_empty() {
+                counted.absorb(&page.pod, page.answer(), now);
             }
         }
-        Samples {
-            since: Some(window.since),
-            taken_at: Some(now),
-            tracks,
-        }
+        counted.end(now);
+        counted.samples()
     }
 }

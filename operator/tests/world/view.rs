@@ -1,5 +1,6 @@
 //! What is read from the cluster: metrics pages, observations (stale ones too), the end of a life.
 
+use mixquant_crds::rollout::TrialFailure;
 use mixquant_crds::{Digest, KvPrecision};
 use mixquant_operator::build::companion;
 use mixquant_operator::observed::{
@@ -8,18 +9,17 @@ use mixquant_operator::observed::{
 };
 
 use super::End;
-use super::cluster::{Cluster, EPOCH, HISTORY, Pod, moment};
+use super::cluster::{Cluster, HISTORY, Pod, moment};
 use super::traffic::Page;
 
 impl Cluster {
-    pub fn pages(&self) -> Vec<Page<'_>> {
+    pub fn pages(&self) -> Vec<Page> {
         let ready = self.pods.iter().filter(|pod| self.is_ready(pod));
         ready
             .map(|pod| Page {
-                uid: &pod.uid,
-                revision: &pod.revision,
-                born: EPOCH + pod.born,
-                counts: &pod.counts,
+                pod: self.pod(pod),
+                counters: pod.frozen.as_ref().unwrap_or(&pod.counters).clone(),
+                fault: self.fault.map(|(fault, _)| fault),
             })
             .collect()
     }
@@ -119,7 +119,9 @@ impl Cluster {
             ip: Some("127.0.0.1".into()),
             ready: self.is_ready(pod),
             terminating: false,
-            restarts: 0,
+            restarts: pod.restarts(self.now),
+            cannot_start: None,
+            out_of_memory: pod.manners.out_of_memory && self.now >= pod.born + 40,
             created_at: moment(pod.born),
         }
     }
@@ -147,6 +149,9 @@ impl Cluster {
             traffic: format!("{:?}", self.traffic),
             failed,
             good: !self.disturbed
+                && !spec.rollout.paused
+                && spec.rollout.on_failure == TrialFailure::Rollback
+                && spec.rollout.steps.iter().all(|step| step.pause.is_none())
                 && ["engine:0", "engine:1"].contains(&spec.engine.image.as_str())
                 && spec.precision.kv_cache.default == KvPrecision::INT4
                 && matches!(self.calibration_data, Some(0 | 1)),
