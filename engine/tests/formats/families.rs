@@ -6,6 +6,7 @@ use std::path::Path;
 use mixquant_crds::PrecisionPlan;
 use mixquant_engine::model::{Chunk, LogitRows, Model, Pass, Workspace};
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 use crate::golden;
 
@@ -93,5 +94,116 @@ fn a_window_counts_from_the_cache_as_it_does_in_one_chunk() {
         let whole = last_logits(&model, &[&ids]);
         let parts = last_logits(&model, &[&ids[..3], &ids[3..11], &ids[11..12], &ids[12..]]);
         assert_eq!(whole, parts, "{family}");
+    }
+}
+
+/// A copy of a golden with another `config.json`.
+pub(crate) fn reconfigured(family: &str, change: impl FnOnce(&mut Value)) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["model.safetensors", "golden.json"] {
+        fs::copy(golden(family).join(file), folder.path().join(file)).unwrap();
+    }
+    let text = fs::read_to_string(golden(family).join("config.json")).unwrap();
+    let mut config = serde_json::from_str(&text).unwrap();
+    change(&mut config);
+    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    folder
+}
+
+#[test]
+fn configurations_of_older_releases_mean_the_same() {
+    for family in ["qwen2", "gemma2"] {
+        let folder = reconfigured(family, |config| {
+            config.as_object_mut().unwrap().remove("layer_types");
+            config["rope_theta"] = config["rope_parameters"]["rope_theta"].take();
+            config.as_object_mut().unwrap().remove("rope_parameters");
+        });
+        compare(folder.path(), TOLERANCE);
+    }
+    for pattern in ["sliding_window_pattern", "_sliding_window_pattern"] {
+        let folder = reconfigured("gemma3", |config| {
+            let fields = config.as_object_mut().unwrap();
+            for newer in ["layer_types", "rope_parameters", "_sliding_window_pattern"] {
+                fields.remove(newer);
+            }
+            config[pattern] = json!(2);
+            config["rope_theta"] = json!(1e6);
+            config["rope_local_base_freq"] = json!(1e4);
+            config["rope_scaling"] = json!({"rope_type": "linear", "factor": 8.0});
+        });
+        compare(folder.path(), TOLERANCE);
+    }
+}
+
+#[test]
+fn fields_that_families_add_are_refused_by_name() {
+    for (family, field, value, expected) in [
+        (
+            "gemma2",
+            "query_pre_attn_scalar",
+            json!(0),
+            "query_pre_attn_scalar is 0",
+        ),
+        (
+            "gemma2",
+            "attn_logit_softcapping",
+            json!(-1.0),
+            "attn_logit_softcapping is -1",
+        ),
+        (
+            "gemma2",
+            "layer_types",
+            json!(["full_attention"]),
+            "layer_types has 1 entries for 2 layers",
+        ),
+        (
+            "gemma2",
+            "layer_types",
+            json!(["full_attention", "chunked_attention"]),
+            "layer_types has chunked_attention: supported are",
+        ),
+        (
+            "gemma2",
+            "sliding_window",
+            json!(null),
+            "sliding_window is missing",
+        ),
+        (
+            "gemma3",
+            "use_bidirectional_attention",
+            json!(true),
+            "use_bidirectional_attention is true",
+        ),
+        (
+            "gemma3",
+            "architectures",
+            json!(["Gemma3ForConditionalGeneration"]),
+            "saved as Gemma3ForCausalLM, would load",
+        ),
+        ("mistral", "sliding_window", json!(0), "sliding_window is 0"),
+        (
+            "phi3",
+            "partial_rotary_factor",
+            json!(0.75),
+            "partial_rotary_factor 0.75 is not supported",
+        ),
+        (
+            "phi3",
+            "rope_scaling",
+            json!({"type": "longrope"}),
+            "rope_scaling type longrope is not supported",
+        ),
+        ("qwen3", "num_hidden_layers", json!(3), "model.layers.2."),
+    ] {
+        let folder = reconfigured(family, |config| {
+            if field == "rope_scaling" {
+                config.as_object_mut().unwrap().remove("rope_parameters");
+            }
+            config[field] = value;
+        });
+        let Err(error) = Model::open(folder.path()) else {
+            panic!("{family}: {expected}")
+        };
+        assert!(error.message.contains(expected), "{family}: {error}");
     }
 }

@@ -5,7 +5,7 @@ use std::fs;
 use mixquant_engine::formats::{Format, Tensors};
 use mixquant_engine::quant::weight::{Codes, QuantisedWeight};
 use safetensors::SafeTensors;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::golden;
 
@@ -71,7 +71,11 @@ fn weights_keep_the_bits_that_their_layout_has() {
     for case in ["ct-w4a16-asym", "gptq-v1-asym", "gptq-v2-asym", "awq"] {
         assert!(of(case).zeros.is_some(), "{case}");
     }
-    for case in ["gptq-act-order", "gptq-act-order-asym-8-bit"] {
+    for case in [
+        "ct-w4a16-act-order",
+        "gptq-act-order",
+        "gptq-act-order-asym-8-bit",
+    ] {
         assert!(of(case).input_order.is_some(), "{case}");
     }
     assert!(of("gptq-v1").input_order.is_none());
@@ -80,5 +84,35 @@ fn weights_keep_the_bits_that_their_layout_has() {
     assert_eq!(
         (of("ct-fp8-block").row_block, of("ct-fp8-block").group),
         (8, 16)
+    );
+}
+
+#[test]
+fn the_most_specific_target_decides_and_ignored_linears_stay_as_they_are() {
+    let bytes = fs::read(golden("layouts.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let eight = json!({"num_bits": 8, "type": "int", "strategy": "channel"});
+    let four = json!({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32});
+    let format = Format::parse(&json!({
+        "quant_method": "compressed-tensors",
+        "format": "mixed-precision",
+        "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": eight, "format": "int-quantized"},
+            "group_1": {"targets": ["re:.*w4a16$"], "weights": four, "format": "pack-quantized"},
+        },
+        "ignore": ["re:awq"],
+    }));
+    let format = format.unwrap();
+    let codes = |case| {
+        let weight = format.read(&tensors, case, SHAPE).unwrap();
+        weight.map(|weight| weight.codes)
+    };
+    assert!(matches!(codes("ct-w8a8"), Some(Codes::Int8(_))));
+    assert!(matches!(codes("ct-w4a16"), Some(Codes::Int4(_))));
+    assert_eq!(codes("awq"), None);
+    let error = format.read(&tensors, "gptq-v1", SHAPE).unwrap_err();
+    assert!(
+        error.message.contains("gptq-v1.weight_scale is missing"),
+        "{error}"
     );
 }

@@ -8,8 +8,9 @@ use mixquant_engine::inspect::{Description, describe};
 use mixquant_engine::model::Model;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
+use serde_json::Value;
 
-use crate::families::{compare, distance};
+use crate::families::{compare, distance, reconfigured};
 use crate::golden;
 
 /// Each with the format that `inspect` names.
@@ -159,4 +160,32 @@ fn a_linear_that_stayed_in_floating_point_is_loaded_whatever_the_configuration_s
         weight.3 = vec![0; 2 * weight.3.len()];
     });
     assert!(model.is_ok(), "{model:?}");
+}
+
+#[test]
+fn configurations_in_files_of_their_own_are_read_as_those_in_config_json() {
+    for (model, file) in [
+        ("model-gptq", "quantize_config.json"),
+        ("model-awq", "quant_config.json"),
+    ] {
+        let mut own = Value::Null;
+        let folder = reconfigured(model, |config| {
+            own = config["quantization_config"].take();
+            own.as_object_mut().unwrap().remove("quant_method");
+        });
+        let message = Model::open(folder.path()).map(|_| ()).unwrap_err().message;
+        assert!(message.contains("q_proj.weight is missing"), "{message}");
+        fs::write(folder.path().join(file), own.to_string()).unwrap();
+        compare(folder.path(), 1e-4);
+        fs::write(folder.path().join(file), "[]").unwrap();
+        let message = Model::open(folder.path()).map(|_| ()).unwrap_err().message;
+        assert!(message.starts_with(file), "{message}");
+    }
+    let folder = reconfigured("llama", |_| ());
+    fs::write(folder.path().join("hf_quant_config.json"), "{}").unwrap();
+    let message = Model::open(folder.path()).map(|_| ()).unwrap_err().message;
+    assert!(
+        message.contains("ModelOpt's layouts are not supported"),
+        "{message}"
+    );
 }

@@ -12,6 +12,7 @@ import json
 import numpy
 import torch
 from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
 from compressed_tensors.quantization import (
     QuantizationArgs,
@@ -61,6 +62,27 @@ def compressed_tensors(name, layout, weight, **args):
         quantization_status="compressed",
     )
     return name, config.to_dict(), packed, expected
+
+
+def act_order(name, random, weight, group):
+    """4-bit symmetric groups whose inputs are scattered, as older versions of the package write them with actorder "group"."""
+    out, width = weight.shape
+    index = torch.from_numpy(random.permutation(numpy.arange(width) // group))
+    scale = torch.stack([weight[:, index == one].abs().amax(1) / 7 for one in range(width // group)], 1).bfloat16()
+    spread = scale.float()[:, index]
+    codes = (weight / spread).round().clamp(-8, 7).to(torch.int8)
+    tensors = dict(
+        weight_packed=pack_to_int32(codes, 4),
+        weight_scale=scale,
+        weight_shape=torch.tensor(weight.shape),
+        weight_g_idx=index.int(),
+    )
+    weights = QuantizationArgs(num_bits=4, strategy="group", group_size=group)
+    scheme = QuantizationScheme(targets=["Linear"], weights=weights)
+    config = QuantizationConfig(config_groups={"group_0": scheme}, format="pack-quantized").to_dict()
+    # The package reads such checkpoints no longer.
+    config["config_groups"]["group_0"]["weights"]["actorder"] = "group"
+    return name, config, tensors, codes.float() * spread
 
 
 def pack(codes, bits):
@@ -163,6 +185,7 @@ def cases():
     yield gptq("gptq-act-order-asym-8-bit", random, 8, 16, sym=False, stored=-1, act_order=True)
     yield gptq("gptq-8-bit", random, 8, 64, stored=-1)
     yield awq("awq", random, 32)
+    yield act_order("ct-w4a16-act-order", random, weight, 16)
 
 
 def write(directory):
