@@ -87,3 +87,11 @@ golden: ## Remake the engine's goldens with torch and transformers from PyPI; no
 .PHONY: fuzz
 fuzz: ## cargo-fuzz on everything that the engine loads, FUZZ_SECONDS (1800) a target; needs a nightly toolchain
 	@scripts/fuzz
+
+.PHONY: quality
+quality: ## The quality table of docs/quantisation.md: every scheme and quantiser on the shipped model
+	@scripts/quality
+
+.PHONY: export-check
+export-check: ## Read exported checkpoints back with packages from PyPI and compare every weight; not for CI
+	@scripts/export-check

@@ -12,7 +12,7 @@ use half::bf16;
 use mixquant_crds::{DecodeScheme, KvPrecision, PrecisionPlan, PrefillScheme};
 use mixquant_engine::kernels::{self, Activations, Int8Rows, Matrix, Packed, Values};
 use mixquant_engine::model::{Chunk, LogitRows, Model, Pass, Workspace};
-use mixquant_engine::quant::QuantisedLinear;
+use mixquant_engine::quant::{WeightFormat, round_to_nearest};
 
 const PROMPT: usize = 1000;
 const SAMPLES: usize = 5;
@@ -150,7 +150,7 @@ fn kernels_of(backend: &dyn kernels::Backend) {
         columns: k,
     };
     let float = best(|| backend.matmul(black_box(&x), matrix, n, &mut dst));
-    let packed = Packed::w8a8(&QuantisedLinear::from_rows("w".into(), &w, n, k))
+    let packed = Packed::new("w", &round_to_nearest(&w, k, WeightFormat::Int8))
         .expect("the linear is whole");
     let (values, scales, sums) = (vec![3_i8; m * k], vec![0.5; m], vec![3 * 1024; m]);
     let rows = Activations::Int8(Int8Rows {

@@ -3,6 +3,7 @@
 //! A window is at most so many tokens, the beginning-of-text token included; every token but the first is predicted from those before it.
 //! `calibrate` and `verify` call it. It never trusts the file: size, encoding, shape and length are checked, and errors name the line.
 
+pub mod mix;
 mod rows;
 
 use std::fs;
@@ -25,6 +26,8 @@ pub trait Encode {
     fn ids(&self, text: &str) -> Result<Vec<u32>>;
     /// The token that begins a text, when the model has one.
     fn bos(&self) -> Option<u32>;
+    /// Token ids are below it.
+    fn vocab_size(&self) -> usize;
     /// Token ids of a conversation, as the model's chat template writes it.
     fn conversation(&self, messages: &Value) -> Result<Vec<u32>>;
 }
@@ -36,6 +39,10 @@ impl Encode for Tokenizer {
 
     fn bos(&self) -> Option<u32> {
         self.bos()
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab_size()
     }
 
     fn conversation(&self, messages: &Value) -> Result<Vec<u32>> {
@@ -113,7 +120,7 @@ impl Dataset {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         if text.trim().is_empty() {
             return Err(Error::data(format!(
-                "{name} is empty: give a text or JSON lines with `text`, `messages` or `prompt` and `answer`"
+                "{name} is empty: give a text or JSON lines with `text`, `messages`, `tokens`, or `prompt` and `answer`"
             )));
         }
         let json_lines = match extension {
@@ -156,13 +163,10 @@ impl Dataset {
             Content::Rows(rows) => self.row_windows(rows, tokenizer, window)?,
         };
         if windows.is_empty() {
-            return Err(Error::data(match self.content {
-                Content::Text(_) => format!(
-                    "{} is too short for one window of {window} tokens: add text or take a smaller window",
-                    self.name
-                ),
-                Content::Rows(_) => format!("no row of {} has 2 tokens: add text", self.name),
-            }));
+            return Err(Error::data(format!(
+                "{} is too short for one window of {window} tokens: add text or take a smaller window",
+                self.name
+            )));
         }
         Ok(windows)
     }
@@ -178,6 +182,7 @@ impl Dataset {
             let ids = match &row.body {
                 Body::Text(text) => tokenizer.ids(text),
                 Body::Messages(messages) => tokenizer.conversation(messages),
+                Body::Tokens(ids) => in_vocabulary(ids, tokenizer.vocab_size()),
             };
             let mut ids = ids.map_err(|error| {
                 Error::data(format!(
@@ -190,12 +195,18 @@ impl Dataset {
                 ids.insert(0, bos);
             }
             ids.truncate(window);
-            if ids.len() >= 2 {
-                windows.push(Window {
-                    ids,
-                    slice: row.slice.clone(),
-                });
+            if ids.len() < 2 {
+                return Err(Error::data(format!(
+                    "{} line {}: {} tokens predict nothing: lengthen the text or remove the line",
+                    self.name,
+                    row.line,
+                    ids.len()
+                )));
             }
+            windows.push(Window {
+                ids,
+                slice: row.slice.clone(),
+            });
         }
         Ok(windows)
     }
@@ -241,6 +252,16 @@ pub fn sample(
     Ok((chosen, rest))
 }
 
+/// Token ids that the model has a row for.
+fn in_vocabulary(ids: &[u32], vocab_size: usize) -> Result<Vec<u32>> {
+    match ids.iter().find(|id| **id as usize >= vocab_size) {
+        Some(id) => Err(Error::data(format!(
+            "token id {id} is outside the vocabulary of {vocab_size}: the tokens are of another model"
+        ))),
+        None => Ok(ids.to_vec()),
+    }
+}
+
 /// Chunks of the whole text without overlap, each behind the beginning-of-text token; the last partial one is dropped.
 fn text_windows(ids: &[u32], bos: Option<u32>, window: usize) -> Vec<Window> {
     let chunk = window - usize::from(bos.is_some());
@@ -266,6 +287,10 @@ mod tests {
 
         fn bos(&self) -> Option<u32> {
             Some(1000)
+        }
+
+        fn vocab_size(&self) -> usize {
+            1001
         }
 
         fn conversation(&self, messages: &Value) -> Result<Vec<u32>> {
@@ -305,7 +330,7 @@ mod tests {
 
     #[test]
     fn each_row_is_its_own_document_cut_to_the_window() {
-        let rows = "{\"text\": \"abcdef\", \"kind\": \"k\"}\n\n{\"prompt\": \"q:\", \"answer\": \"a\", \"task\": \"t\", \"id\": 3}\n{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n{\"text\": \"\"}\n";
+        let rows = "{\"text\": \"abcdef\", \"kind\": \"k\"}\n\n{\"prompt\": \"q:\", \"answer\": \"a\", \"task\": \"t\", \"id\": 3}\n{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n\n";
         let windows = parse("jsonl", rows).unwrap().windows(&Bytes, 5).unwrap();
         assert_eq!(texts(&windows), ["abcd", "q: a", "hi"]);
         assert_eq!(
@@ -348,12 +373,12 @@ mod tests {
                 .contains("predicts nothing")
         );
         assert!(
-            parse("jsonl", "{\"text\": \"\"}")
+            parse("jsonl", "{\"text\": \"ab\"}\n{\"tokens\": []}")
                 .unwrap()
                 .windows(&Bytes, 4)
                 .unwrap_err()
                 .message
-                .contains("no row of data has 2 tokens")
+                .contains("data line 2: 1 tokens predict nothing")
         );
         let windows = parse("txt", "abcdefgh")
             .unwrap()
@@ -363,6 +388,23 @@ mod tests {
         assert_eq!(
             error,
             "data gives only 4 samples and 5 were asked for: ask for at most 4 or add data"
+        );
+    }
+
+    #[test]
+    fn token_ids_are_taken_as_they_are_and_those_of_another_model_are_refused_by_line() {
+        let rows = "{\"tokens\": [1000, 97, 98], \"kind\": \"x\"}\n{\"tokens\": [99]}";
+        let windows = parse("jsonl", rows).unwrap().windows(&Bytes, 8).unwrap();
+        assert_eq!(texts(&windows), ["ab", "c"]);
+        let error = parse("jsonl", "{\"tokens\": [1, 1001]}")
+            .unwrap()
+            .windows(&Bytes, 8)
+            .unwrap_err();
+        assert!(
+            error
+                .message
+                .contains("data line 1: token id 1001 is outside the vocabulary of 1001"),
+            "{error}"
         );
     }
 

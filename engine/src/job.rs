@@ -16,6 +16,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 
+/// Progress that ends with the first SIGTERM or SIGINT.
+pub fn progress() -> Progress {
+    Progress::new(stop_on_signal())
+}
+
 /// Runs `work` and leaves its answer, or why there is none, in the file at `message_path`.
 ///
 /// # Errors
@@ -25,7 +30,7 @@ pub fn run<T>(
     work: impl FnOnce(&Progress) -> Result<T>,
     answer: impl FnOnce(&T) -> JobMessage,
 ) -> Result<T> {
-    let progress = Progress::new(stop_on_signal());
+    let progress = progress();
     let result = catch_unwind(AssertUnwindSafe(|| work(&progress)))
         .unwrap_or_else(|panic| Err(Error::internal(panic_message(panic.as_ref()))));
     let message = match &result {

@@ -21,6 +21,10 @@ enum Command {
     Calibrate(cli::calibrate::Arguments),
     /// Measure how far an artifact or a plan is from the unquantised model.
     Verify(cli::verify::Arguments),
+    /// Measure what each scheme and quantiser costs on a model.
+    Quality(cli::quality::Arguments),
+    /// Write a quantised checkpoint in a layout that other engines load.
+    Export(cli::export::Arguments),
     /// Say what a model's or an artifact's folder is.
     Inspect(cli::inspect::Arguments),
 }
@@ -32,6 +36,8 @@ fn main() -> ExitCode {
         Command::Serve(arguments) => cli::serve::run(&arguments),
         Command::Calibrate(arguments) => cli::calibrate::run(&arguments),
         Command::Verify(arguments) => cli::verify::run(&arguments),
+        Command::Quality(arguments) => cli::quality::run(&arguments),
+        Command::Export(arguments) => cli::export::run(&arguments),
         Command::Inspect(arguments) => cli::inspect::run(&arguments),
     };
     match result {

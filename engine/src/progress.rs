@@ -91,6 +91,12 @@ impl Progress {
 }
 
 impl Stage {
+    /// So many steps were done before and need not be done again.
+    pub fn skip(&mut self, steps: usize) {
+        self.done += steps;
+        self.bar.inc(steps as u64);
+    }
+
     /// One step is done.
     ///
     /// # Errors

@@ -229,7 +229,7 @@ fn forged(change: impl Fn(&mut QuantisedLinear)) -> mixquant_engine::Error {
 #[test]
 fn scales_that_are_no_positive_numbers_are_refused_although_their_digest_is_right() {
     for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
-        let message = forged(|linear| linear.scale[1] = scale).message;
+        let message = forged(|linear| linear.weight.scales[1] = scale).message;
         assert!(
             message.contains("model.layers.0.mlp.up_proj") && message.contains("scale"),
             "{message}"

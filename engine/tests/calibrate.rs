@@ -119,6 +119,39 @@ fn another_plan_is_another_artifact_and_a_precise_prefill_has_no_weights() {
     assert!(report.verify.kl_mean > 0.0, "4-bit keys leave a trace");
 }
 
+#[test]
+fn every_quantiser_of_the_prefill_copy_gives_one_artifact_on_any_number_of_threads() {
+    let folder = tempfile::tempdir().unwrap();
+    let plain = report(&calibrate(folder.path(), &plan(), &[]));
+    for quantiser in ["smoothquant", "gptq"] {
+        let made = |threads: &str| {
+            let extra = ["--quantiser", quantiser, "--threads", threads];
+            report(&calibrate(folder.path(), &plan(), &extra))
+        };
+        let (one, two) = (made("1"), made("2"));
+        assert_eq!(one, two, "{quantiser}");
+        assert_ne!(one.artifact_digest, plain.artifact_digest, "{quantiser}");
+        // Scales that inputs are divided by must really be applied: without them nothing like the model is left.
+        assert!(
+            one.verify.kl_mean < 1.5 * plain.verify.kl_mean,
+            "{quantiser}: {:?} {:?}",
+            one.verify,
+            plain.verify
+        );
+    }
+}
+
+#[test]
+fn a_quantiser_that_cannot_make_the_prefill_copy_is_refused() {
+    let wanted = ["the quantiser awq cannot make W8A8", "it makes W4A16"];
+    refused(&["--quantiser", "awq"], FailureReason::PlanInvalid, &wanted);
+    refused(
+        &["--mix", "code=1"],
+        FailureReason::DataInvalid,
+        &["has no texts of the kind code"],
+    );
+}
+
 /// Calibrates with `extra`, which must end in one clear line with all of `wanted`, the same failure for the operator, and nothing left.
 fn refused(extra: &[&str], reason: FailureReason, wanted: &[&str]) {
     let folder = tempfile::tempdir().unwrap();

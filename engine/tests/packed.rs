@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use mixquant_engine::kernels::{Activations, Backend, Groups, Int8Rows, Naive, Packed, available};
-use mixquant_engine::quant::{Codes, QuantisedLinear, QuantisedWeight};
+use mixquant_engine::quant::{Codes, QuantisedWeight};
 use proptest::prelude::*;
 
 /// A generator of bytes that look random, the same in every run.
@@ -246,14 +246,17 @@ fn products_of_extreme_values_do_not_saturate() {
     for backend in available() {
         for code in [-127, 127] {
             let (n, k) = (17, 4096);
-            let linear = QuantisedLinear {
-                name: "w".into(),
+            let weight = QuantisedWeight {
                 out_features: n,
                 in_features: k,
-                weight: vec![code; n * k],
-                scale: vec![1.0; n],
+                codes: Codes::Int8(vec![code; n * k]),
+                row_block: 1,
+                group: k,
+                scales: vec![1.0; n],
+                zeros: None,
+                input_order: None,
             };
-            let packed = Packed::w8a8(&linear).unwrap();
+            let packed = Packed::new("w", &weight).unwrap();
             let x = vec![-1.0; k];
             let result = product(backend, &x, &packed, 0..n, n);
             assert_eq!(
@@ -265,26 +268,4 @@ fn products_of_extreme_values_do_not_saturate() {
             assert!((result[0] + f32::from(code) * 4096.0).abs() < 1.0);
         }
     }
-}
-
-#[test]
-fn the_w8a8_copy_packs_as_its_logical_form_does() {
-    let rows = Bytes(3).numbers(20 * 30);
-    let linear = QuantisedLinear::from_rows("w".into(), &rows, 20, 30);
-    let weight = QuantisedWeight {
-        out_features: 20,
-        in_features: 30,
-        codes: Codes::Int8(linear.weight.clone()),
-        row_block: 1,
-        group: 30,
-        scales: linear.scale.clone(),
-        zeros: None,
-        input_order: None,
-    };
-    let x = Bytes(4).numbers(3 * 30);
-    let of = |packed: &Packed| bits(&product(&Naive, &x, packed, 0..20, 20));
-    assert_eq!(
-        of(&Packed::w8a8(&linear).unwrap()),
-        of(&Packed::new("w", &weight).unwrap())
-    );
 }

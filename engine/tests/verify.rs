@@ -156,6 +156,8 @@ fn good_and_bad(samples: usize) {
         evaluation_data: Some(text.clone()),
         evaluation_samples: Some(samples),
         evaluation_sequence_length: 512,
+        quantiser: calibrate::quantisers::Quantiser::Rtn,
+        mix: None,
         expected_model: None,
     };
     let good = calibrate::run(&options, &Progress::hidden())

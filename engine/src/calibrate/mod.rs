@@ -2,7 +2,13 @@
 //!
 //! The same model, data and plan give the same artifact digest. `cli::calibrate` calls it; it prints nothing and reads no clock.
 
+pub mod allocate;
+pub mod checkpoint;
 pub mod collect;
+pub mod quantise;
+pub mod quantisers;
+pub mod sensitivity;
+pub mod statistics;
 
 use std::path::PathBuf;
 
@@ -13,13 +19,18 @@ use mixquant_crds::{
 };
 use serde::Serialize;
 
+use self::checkpoint::Checkpoints;
 use self::collect::Collector;
+use self::quantise::{Assignment, quantise};
+use self::quantisers::{Quantiser, Recipe};
 use crate::artifact::store::{Draft, Published, write_report};
 use crate::artifact::{Artifact, Check, weights};
+use crate::dataset::mix::{Mix, mixed};
 use crate::dataset::{Dataset, Window, sample};
 use crate::error::{Error, Result};
 use crate::model::{Chunk, Importance, LogitRows, Model, Pass, QuantisedLinears, Workspace};
 use crate::progress::Progress;
+use crate::quant::Scheme;
 use crate::tokenizer::Tokenizer;
 use crate::verify;
 
@@ -36,6 +47,8 @@ pub struct Options {
     pub plan: PrecisionPlan,
     /// Texts to read.
     pub samples: usize,
+    /// How much of each kind of text; spread over the file without it.
+    pub mix: Option<Mix>,
     /// Tokens of a text at most.
     pub sequence_length: usize,
     /// The evaluation texts. Without them the calibration texts that were not read are used.
@@ -44,6 +57,8 @@ pub struct Options {
     pub evaluation_samples: Option<usize>,
     /// Tokens of an evaluation window.
     pub evaluation_sequence_length: usize,
+    /// How the prefill copy is made.
+    pub quantiser: Quantiser,
     /// Refuse any other model.
     pub expected_model: Option<Digest>,
 }
@@ -111,11 +126,11 @@ fn read_data(options: &Options, model: &Model) -> Result<(Vec<Window>, Vec<Windo
         options.evaluation_sequence_length,
     )?;
     let data = Dataset::read(&options.data)?;
-    let (texts, rest) = sample(
-        data.name(),
-        data.windows(&tokenizer, options.sequence_length)?,
-        options.samples,
-    )?;
+    let windows = data.windows(&tokenizer, options.sequence_length)?;
+    let (texts, rest) = match &options.mix {
+        Some(mix) => mixed(data.name(), windows, options.samples, mix)?,
+        None => sample(data.name(), windows, options.samples)?,
+    };
     let (name, mut windows) = match &options.evaluation_data {
         Some(path) => {
             let evaluation = Dataset::read(path)?;
@@ -158,10 +173,7 @@ fn make(
     texts: &[Window],
     progress: &Progress,
 ) -> Result<Published> {
-    let linears = match options.plan.prefill.scheme {
-        PrefillScheme::W8A8 => model.quantise_linears(),
-        PrefillScheme::Precise => QuantisedLinears::from_tensors(Vec::new())?,
-    };
+    let (linears, saved) = quantised(options, model, texts, progress)?;
     let mut draft = Draft::new(&options.out, weights::expected_bytes(&linears))?;
     // The weights come first: a volume that is too small shows before the long part.
     let shards = weights::shards(&linears);
@@ -179,7 +191,37 @@ fn make(
     let importance = measure_attention(model, &options.plan, texts, progress)?;
     draft.write(ARTIFACT_ATTENTION, &json(&importance))?;
     draft.write(ARTIFACT_PLAN, &json(&options.plan))?;
-    draft.publish(model.digest().clone())
+    let published = draft.publish(model.digest().clone())?;
+    if let Some(saved) = saved {
+        saved.finish();
+    }
+    Ok(published)
+}
+
+/// The prefill copy, and the finished layers that it may have been made from.
+fn quantised(
+    options: &Options,
+    model: &mut Model,
+    texts: &[Window],
+    progress: &Progress,
+) -> Result<(QuantisedLinears, Option<Checkpoints>)> {
+    let scheme = match options.plan.prefill.scheme {
+        PrefillScheme::W8A8 => Scheme::W8A8,
+        PrefillScheme::Precise => return Ok((QuantisedLinears::from_tensors(Vec::new())?, None)),
+    };
+    let assignment = Assignment::uniform(Recipe {
+        scheme,
+        quantiser: options.quantiser,
+    });
+    assignment.recipe.check()?;
+    // Rounding to nearest takes less time than keeping layers would.
+    let saved = options
+        .quantiser
+        .needs_data()
+        .then(|| Checkpoints::open(&options.out, model.digest(), texts, &assignment))
+        .transpose()?;
+    let linears = quantise(model, texts, &assignment, saved.as_ref(), progress)?;
+    Ok((linears, saved))
 }
 
 /// Reads the texts in FP32 and takes the plan's quantile of the attention that keys received.

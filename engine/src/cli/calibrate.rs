@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use mixquant_crds::{Digest, JobMessage, PrecisionPlan};
 
+use crate::calibrate::quantisers::Quantiser;
+use crate::dataset::mix::Mix;
 use crate::error::Result;
 use crate::kernels::threads;
 use crate::{calibrate, job};
@@ -15,7 +17,7 @@ pub struct Arguments {
     /// Hugging Face directory: config.json, tokenizer.json, safetensors.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// Calibration texts: JSON lines with `text`, `messages` or `prompt` and `answer`, or one plain text.
+    /// Calibration texts: JSON lines with `text`, `messages`, `tokens`, or `prompt` and `answer`, or one plain text.
     #[arg(long, value_name = "FILE")]
     pub data: PathBuf,
     /// Where the artifact's folder is made; its name is its digest.
@@ -27,6 +29,9 @@ pub struct Arguments {
     /// Texts to read, spread over the data.
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub samples: usize,
+    /// How much of each `kind` or `task` of text, such as agent=3,documentation=1; spread over the data by default.
+    #[arg(long, value_name = "KIND=SHARE,…")]
+    pub mix: Option<Mix>,
     /// Tokens of a text at most.
     #[arg(long, value_name = "TOKENS", default_value_t = 1024)]
     pub sequence_length: usize,
@@ -39,6 +44,9 @@ pub struct Arguments {
     /// Tokens of a window; --sequence-length by default.
     #[arg(long, value_name = "TOKENS")]
     pub eval_sequence_length: Option<usize>,
+    /// How the W8A8 copy is made: rtn, smoothquant or gptq.
+    #[arg(long, value_name = "NAME", default_value = "rtn")]
+    pub quantiser: Quantiser,
     /// Refuse any other model.
     #[arg(long, value_name = "DIGEST")]
     pub expect_model_digest: Option<Digest>,
@@ -64,12 +72,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             .clone()
             .unwrap_or_else(calibrate::default_plan),
         samples: arguments.samples,
+        mix: arguments.mix.clone(),
         sequence_length: arguments.sequence_length,
         evaluation_data: arguments.eval_data.clone(),
         evaluation_samples: arguments.eval_samples,
         evaluation_sequence_length: arguments
             .eval_sequence_length
             .unwrap_or(arguments.sequence_length),
+        quantiser: arguments.quantiser,
         expected_model: arguments.expect_model_digest.clone(),
     };
     let work = |progress: &_| {

@@ -1,6 +1,9 @@
 //! The commands: each file reads its arguments, calls the library and prints; it decides nothing.
 
 pub mod calibrate;
+pub mod export;
 pub mod inspect;
+pub mod quality;
+pub mod quantiser;
 pub mod serve;
 pub mod verify;

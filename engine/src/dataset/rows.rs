@@ -24,6 +24,8 @@ pub(super) enum Body {
     Text(String),
     /// A list of messages for the chat template.
     Messages(Value),
+    /// Token ids, made elsewhere.
+    Tokens(Vec<u32>),
 }
 
 /// A JSON line. Other fields are the author's own and are left alone.
@@ -33,6 +35,7 @@ struct RawRow {
     prompt: Option<String>,
     answer: Option<String>,
     messages: Option<Value>,
+    tokens: Option<Value>,
     kind: Option<String>,
     task: Option<String>,
 }
@@ -59,6 +62,9 @@ pub(super) fn parse(line: usize, text: &str) -> Result<Row, String> {
     let body = match raw {
         RawRow {
             text: Some(text), ..
+        } if text.trim().is_empty() => return Err("`text` is empty: remove the line".into()),
+        RawRow {
+            text: Some(text), ..
         } => Body::Text(text),
         RawRow {
             prompt: Some(prompt),
@@ -73,13 +79,19 @@ pub(super) fn parse(line: usize, text: &str) -> Result<Row, String> {
             messages: Some(_), ..
         } => return Err("`messages` is not a list of messages".into()),
         RawRow {
+            tokens: Some(tokens),
+            ..
+        } => Body::Tokens(Vec::deserialize(&tokens).map_err(|_| {
+            "`tokens` is not a list of token ids: write whole numbers from 0 on".to_owned()
+        })?),
+        RawRow {
             prompt: Some(_), ..
         } => return Err("`prompt` has no `answer` beside it".into()),
         _ => {
             let names: Vec<String> = fields.keys().take(8).map(|name| printable(name)).collect();
             let names = names.join(", ");
             return Err(format!(
-                "has none of `text`, `messages`, or `prompt` and `answer`; its fields are: {names}"
+                "has none of `text`, `messages`, `tokens`, or `prompt` and `answer`; its fields are: {names}"
             ));
         }
     };
@@ -121,12 +133,22 @@ mod tests {
             ("[1]", "not a JSON object"),
             (
                 "{\"txt\": \"a\", \"b\\n\": 1}",
-                "has none of `text`, `messages`, or `prompt` and `answer`; its fields are: b, txt",
+                "has none of `text`, `messages`, `tokens`, or `prompt` and `answer`; its fields are: b, txt",
             ),
             ("{}", "has none of"),
             ("{\"prompt\": \"a\"}", "`prompt` has no `answer`"),
             ("{\"text\": 1}", "a field has the wrong type"),
             ("{\"messages\": \"a\"}", "`messages` is not a list"),
+            ("{\"text\": \" \\n\"}", "`text` is empty"),
+            (
+                "{\"tokens\": [1, -1]}",
+                "`tokens` is not a list of token ids",
+            ),
+            (
+                "{\"tokens\": [4294967296]}",
+                "`tokens` is not a list of token ids",
+            ),
+            ("{\"tokens\": \"a\"}", "`tokens` is not a list of token ids"),
         ] {
             let why = parse(1, text).unwrap_err();
             assert!(why.starts_with(wanted), "{why}");

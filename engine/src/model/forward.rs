@@ -9,7 +9,7 @@ use super::attention::{Shape, Task};
 use super::config::Activation;
 use super::linear::{Arithmetic, Input, linear, product};
 use super::weights::Layer;
-use super::{Chunk, LogitRows, Model, Tap, Workspace};
+use super::{Chunk, LinearInput, LogitRows, Model, Tap, Workspace};
 use crate::kernels::{Backend, Rotation};
 use crate::{Error, Result};
 
@@ -73,15 +73,8 @@ impl Model {
         mut tap: Option<&mut dyn Tap>,
     ) {
         self.embed(chunks, ws);
-        for (index, layer) in self.weights.layers.iter().enumerate() {
-            self.attend(
-                blocks,
-                (index, layer),
-                chunks,
-                ws,
-                tap.as_mut().map(|tap| &mut **tap as &mut dyn Tap),
-            );
-            self.feed_forward(blocks, layer, ws);
+        for index in 0..self.weights.layers.len() {
+            self.block(blocks, index, chunks, ws, reborrow(&mut tap));
         }
         self.head(chunks, ws);
         for chunk in chunks {
@@ -89,8 +82,22 @@ impl Model {
         }
     }
 
+    /// One block: adds to the residual stream, and appends to the layer's part of the caches.
+    pub(super) fn block(
+        &self,
+        arithmetic: Arithmetic,
+        index: usize,
+        chunks: &mut [Chunk<'_>],
+        ws: &mut Workspace,
+        mut tap: Option<&mut dyn Tap>,
+    ) {
+        let layer = (index, &self.weights.layers[index]);
+        self.attend(arithmetic, layer, chunks, ws, reborrow(&mut tap));
+        self.feed_forward(arithmetic, layer, ws, tap);
+    }
+
     /// Fills the residual stream and the rotations of all positions.
-    fn embed(&self, chunks: &[Chunk<'_>], ws: &mut Workspace) {
+    pub(super) fn embed(&self, chunks: &[Chunk<'_>], ws: &mut Workspace) {
         let (hidden, half) = (self.config.hidden_size, self.config.head_dim / 2);
         let tokens: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
         ws.x.resize(tokens * hidden, 0.0);
@@ -135,7 +142,7 @@ impl Model {
         (index, layer): (usize, &Layer),
         chunks: &mut [Chunk<'_>],
         ws: &mut Workspace,
-        tap: Option<&mut dyn Tap>,
+        mut tap: Option<&mut dyn Tap>,
     ) {
         let backend = self.backend;
         let (hidden, query_width, kv_width) = (
@@ -148,6 +155,13 @@ impl Model {
         ws.query.resize(tokens * query_width, 0.0);
         ws.key.resize(tokens * kv_width, 0.0);
         ws.value.resize(tokens * kv_width, 0.0);
+        tap_input(
+            reborrow(&mut tap),
+            index,
+            LinearInput::Attention,
+            &ws.input,
+            hidden,
+        );
         let mut input = Input::new(arithmetic, &ws.input, hidden, &mut ws.prepared);
         linear(
             backend,
@@ -175,7 +189,14 @@ impl Model {
         );
         rotate(backend, angles, half, query_width, &mut ws.query);
         rotate(backend, angles, half, kv_width, &mut ws.key);
-        self.heads(index, chunks, ws, tap);
+        self.heads(index, chunks, ws, reborrow(&mut tap));
+        tap_input(
+            reborrow(&mut tap),
+            index,
+            LinearInput::Output,
+            &ws.input,
+            query_width,
+        );
         let mut input = Input::new(arithmetic, &ws.input, query_width, &mut ws.prepared);
         ws.update.resize(tokens * hidden, 0.0);
         linear(
@@ -212,11 +233,13 @@ impl Model {
         };
         let own = group * config.head_dim;
         ws.heads.resize(ws.query.len(), 0.0);
+        let tap = tap.filter(|tap| tap.watches_attention());
+        let watched = tap.is_some();
         let mut tasks = Vec::new();
         let (mut first, mut left) = (0, &mut ws.heads[..]);
         for chunk in chunks.iter_mut() {
             let (tokens, last) = (chunk.tokens.len(), first + chunk.tokens.len());
-            let watch = tap.is_some() || chunk.cache.watches_attention();
+            let watch = watched || chunk.cache.watches_attention();
             for (kv_head, head) in chunk.cache.layer_mut(layer).iter_mut().enumerate() {
                 let (dst, rest) = left.split_at_mut(tokens * own);
                 left = rest;
@@ -263,13 +286,26 @@ impl Model {
         }
     }
 
-    fn feed_forward(&self, arithmetic: Arithmetic, layer: &Layer, ws: &mut Workspace) {
+    fn feed_forward(
+        &self,
+        arithmetic: Arithmetic,
+        (index, layer): (usize, &Layer),
+        ws: &mut Workspace,
+        mut tap: Option<&mut dyn Tap>,
+    ) {
         let backend = self.backend;
         let (hidden, ffn) = (self.config.hidden_size, self.config.intermediate_size);
         let tokens = ws.x.len() / hidden;
         self.norm(&ws.x, &layer.mlp_norm, &mut ws.input);
         ws.gate.resize(tokens * ffn, 0.0);
         ws.up.resize(tokens * ffn, 0.0);
+        tap_input(
+            reborrow(&mut tap),
+            index,
+            LinearInput::FeedForward,
+            &ws.input,
+            hidden,
+        );
         let mut input = Input::new(arithmetic, &ws.input, hidden, &mut ws.prepared);
         linear(
             backend,
@@ -287,6 +323,7 @@ impl Model {
             Activation::Silu => backend.silu_mul(gate, up),
             Activation::GeluTanh => backend.gelu_mul(gate, up),
         });
+        tap_input(reborrow(&mut tap), index, LinearInput::Down, &ws.gate, ffn);
         let mut input = Input::new(arithmetic, &ws.gate, ffn, &mut ws.prepared);
         ws.update.resize(tokens * hidden, 0.0);
         linear(
@@ -389,4 +426,21 @@ fn add(x: &mut [f32], update: &[f32]) {
     x.iter_mut()
         .zip(update)
         .for_each(|(x, update)| *x += update);
+}
+
+/// The tap for one more call.
+fn reborrow<'a>(tap: &'a mut Option<&mut dyn Tap>) -> Option<&'a mut dyn Tap> {
+    tap.as_mut().map(|tap| &mut **tap as &mut dyn Tap)
+}
+
+fn tap_input(
+    tap: Option<&mut dyn Tap>,
+    layer: usize,
+    input: LinearInput,
+    rows: &[f32],
+    columns: usize,
+) {
+    if let Some(tap) = tap {
+        tap.linear_input(layer, input, rows, columns);
+    }
 }

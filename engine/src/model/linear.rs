@@ -52,8 +52,8 @@ pub(super) struct Input<'a> {
 pub(super) struct Prepared {
     rounded: Option<Vec<f32>>,
     spare: Vec<f32>,
-    /// Columns in the order that `int8_order` says.
-    ordered: Vec<f32>,
+    /// Columns in another order, or divided by what quantised weights were multiplied with.
+    arranged: Vec<f32>,
     int8: Option<(Groups, Option<Vec<u32>>)>,
     values: Vec<i8>,
     scales: Vec<f32>,
@@ -104,27 +104,19 @@ impl<'a> Input<'a> {
     }
 
     /// The rows as packed weights take them.
-    fn packed(&mut self, backend: &dyn Backend, weights: &Packed) -> Activations<'_> {
+    fn packed(
+        &mut self,
+        backend: &dyn Backend,
+        (weights, scale): (&Packed, Option<&[f32]>),
+    ) -> Activations<'_> {
         let (x, columns, order) = (self.x, self.columns, weights.order());
         let prepared = &mut *self.prepared;
         let Some(groups) = weights.groups() else {
-            return Activations::Fp32(match order {
-                None => x,
-                Some(order) => {
-                    reorder(x, columns, order, &mut prepared.ordered);
-                    &prepared.ordered
-                }
-            });
+            return Activations::Fp32(arranged(x, columns, (order, scale), &mut prepared.arranged));
         };
         let ready = matches!(&prepared.int8, Some((own, own_order)) if *own == groups && own_order.as_deref() == order);
         if !ready {
-            let x = match order {
-                None => x,
-                Some(order) => {
-                    reorder(x, columns, order, &mut prepared.ordered);
-                    &prepared.ordered
-                }
-            };
+            let x = arranged(x, columns, (order, scale), &mut prepared.arranged);
             let rows = x.len() / columns;
             prepared.values.resize(rows * groups.row_len(), 0);
             prepared.scales.resize(rows * groups.count(), 0.0);
@@ -180,12 +172,26 @@ fn quantise(
     }
 }
 
-/// Column `j` of `dst` is column `order[j]` of `x`.
-fn reorder(x: &[f32], columns: usize, order: &[u32], dst: &mut Vec<f32>) {
+/// The rows as packed weights take them: column `j` is column `order[j]` of `x`, after each column was divided by its scale. Linears that read
+/// one input have one scale, so INT8 rows are shared by order alone.
+fn arranged<'a>(
+    x: &'a [f32],
+    columns: usize,
+    (order, scale): (Option<&[u32]>, Option<&[f32]>),
+    dst: &'a mut Vec<f32>,
+) -> &'a [f32] {
+    if order.is_none() && scale.is_none() {
+        return x;
+    }
     dst.clear();
     for row in x.chunks_exact(columns) {
-        dst.extend(order.iter().map(|input| row[*input as usize]));
+        let value = |input: usize| row[input] / scale.map_or(1.0, |scale| scale[input]);
+        match order {
+            Some(order) => dst.extend(order.iter().map(|input| value(*input as usize))),
+            None => dst.extend((0..columns).map(value)),
+        }
     }
+    dst
 }
 
 /// `dst = linear(input)`, `dst` being `[rows, out_features]`. `scratch` holds columns of small batches.
@@ -201,7 +207,10 @@ pub(super) fn linear(
             .quantised
             .as_ref()
             .expect("the quantised copy computes only where it is attached");
-        matmul_packed(backend, weights, input, scratch, dst);
+        let scale = linear.input_scale.as_deref();
+        matmul_packed(backend, (weights, scale), input, scratch, dst);
+    } else if let Some(simulated) = &linear.simulated {
+        simulated.run(backend, input.x, scratch, dst);
     } else {
         product(backend, &linear.weight, input, scratch, dst);
     }
@@ -227,7 +236,7 @@ pub(super) fn product(
         Weight::Packed(packed) if input.arithmetic == Arithmetic::Fp32 => {
             matmul_read(backend, packed, input, scratch, dst);
         }
-        Weight::Packed(packed) => matmul_packed(backend, packed, input, scratch, dst),
+        Weight::Packed(packed) => matmul_packed(backend, (packed, None), input, scratch, dst),
     }
 }
 
@@ -266,16 +275,16 @@ fn matmul_read(
     );
 }
 
-/// `dst = x · wᵀ` for packed weights, `dst` being `[rows, w.out_features()]`.
+/// `dst = (x / scale) · wᵀ` for packed weights, `dst` being `[rows, w.out_features()]`.
 pub(super) fn matmul_packed(
     backend: &dyn Backend,
-    w: &Packed,
+    (w, scale): (&Packed, Option<&[f32]>),
     input: &mut Input<'_>,
     scratch: &mut Vec<f32>,
     dst: &mut [f32],
 ) {
     let (rows, k) = (input.rows(), input.columns);
-    let x = input.packed(backend, w);
+    let x = input.packed(backend, (w, scale));
     split(
         rows,
         w.out_features(),

@@ -3,12 +3,14 @@
 //! Called by the worker, by calibration and by verification. It never samples, never tokenises and never decides what to run.
 
 mod attention;
+mod blockwise;
 mod checkpoint;
 pub mod config;
 mod digest;
 mod forward;
 mod linear;
 mod rope;
+mod simulated;
 mod tensor;
 mod weight;
 mod weights;
@@ -19,6 +21,7 @@ use std::sync::Arc;
 
 use mixquant_crds::{DecodeScheme, Digest, KvCacheMode, PrecisionPlan, PrefillScheme};
 
+pub use self::blockwise::StoredLinear;
 pub use self::config::Config;
 use self::linear::Arithmetic;
 use self::rope::Rope;
@@ -61,11 +64,33 @@ pub struct Chunk<'a> {
     pub logits: LogitRows,
 }
 
-/// Watches attention while a chunk is computed.
+/// The places of a block where linears read an input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LinearInput {
+    /// q, k and v.
+    Attention,
+    /// o.
+    Output,
+    /// gate and up.
+    FeedForward,
+    /// down.
+    Down,
+}
+
+/// Watches a chunk being computed.
 pub trait Tap: Send {
+    /// Whether attention is to be counted, which takes time.
+    fn watches_attention(&self) -> bool {
+        true
+    }
+
     /// Called once a layer and KV head of each chunk, in order. For each key from the sequence's first token on: the softmax weight times the
     /// keys that the query saw, in sum over the chunk's queries of the head group, and how many of these queries could see it.
-    fn attention(&mut self, layer: usize, kv_head: usize, received: &[f32], seen_by: &[f32]);
+    fn attention(&mut self, _layer: usize, _kv_head: usize, _received: &[f32], _seen_by: &[f32]) {}
+
+    /// Called before the linears of each place, with the `[tokens, columns]` that they read, not yet rounded.
+    fn linear_input(&mut self, _layer: usize, _input: LinearInput, _rows: &[f32], _columns: usize) {
+    }
 }
 
 /// How a checkpoint stores its weights.

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use super::checkpoint::{Checkpoint, Stored, select_rows};
 use super::config::Config;
+use super::simulated::Simulated;
 use super::weight::Weight;
 use crate::kernels::Packed;
-use crate::quant::{QuantisedLinear, QuantisedLinears};
+use crate::quant::{QuantisedLinear, QuantisedLinears, QuantisedWeight};
 use crate::{Error, Result};
 
 /// One matrix product, with its precise weights and, when attached, their quantised copy.
@@ -17,6 +18,10 @@ pub(super) struct Linear {
     pub(super) weight: Weight,
     pub(super) bias: Option<Vec<f32>>,
     pub(super) quantised: Option<Packed>,
+    /// What the input of the quantised copy is divided by.
+    pub(super) input_scale: Option<Vec<f32>>,
+    /// Computes in place of everything else, while a scheme is simulated.
+    pub(super) simulated: Option<Simulated>,
     pub(super) out_features: usize,
     pub(super) in_features: usize,
 }
@@ -166,9 +171,24 @@ impl Found {
             name: self.name,
             bias: self.bias,
             quantised: None,
+            input_scale: None,
+            simulated: None,
             out_features,
             in_features,
         })
+    }
+}
+
+impl Linear {
+    /// Refuses quantised weights of another shape.
+    pub(super) fn check_shape(&self, weight: &QuantisedWeight) -> Result<()> {
+        if (weight.out_features, weight.in_features) == (self.out_features, self.in_features) {
+            return Ok(());
+        }
+        Err(Error::artifact(format!(
+            "{}: has the shape [{}, {}] in the artifact and [{}, {}] in the model: calibrate this model",
+            self.name, weight.out_features, weight.in_features, self.out_features, self.in_features
+        )))
     }
 }
 
@@ -227,13 +247,13 @@ impl Layer {
     }
 
     /// In the order of the artifact.
-    fn linears(&self) -> [&Linear; 7] {
+    pub(super) fn linears(&self) -> [&Linear; 7] {
         [
             &self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down,
         ]
     }
 
-    fn linears_mut(&mut self) -> [&mut Linear; 7] {
+    pub(super) fn linears_mut(&mut self) -> [&mut Linear; 7] {
         [
             &mut self.q,
             &mut self.k,
@@ -334,28 +354,27 @@ impl Weights {
                     linear.name
                 )));
             };
-            if (tensor.out_features, tensor.in_features)
-                != (linear.out_features, linear.in_features)
-            {
+            linear.check_shape(&tensor.weight)?;
+            if !tensor.weight.is_w8() {
                 return Err(Error::artifact(format!(
-                    "{}: has the shape [{}, {}] in the artifact and [{}, {}] in the model: calibrate this model",
-                    linear.name,
-                    tensor.out_features,
-                    tensor.in_features,
-                    linear.out_features,
-                    linear.in_features
+                    "{}: is not symmetric INT8 with one scale an output channel, which W8A8 needs: calibrate again",
+                    linear.name
                 )));
             }
-            packed.push(Packed::w8a8(&tensor)?);
+            let weight = Packed::new(&tensor.name, &tensor.weight)?;
+            packed.push((weight, tensor.input_scale));
         }
         if let Some(name) = tensors.keys().min() {
             return Err(Error::artifact(format!(
                 "{name}: is in the artifact but not in the model: calibrate this model"
             )));
         }
+        check_shared(&packed)?;
         let mut packed = packed.into_iter();
         for linear in self.layers.iter_mut().flat_map(Layer::linears_mut) {
-            linear.quantised = packed.next();
+            let (weight, scale) = packed.next().unzip();
+            linear.quantised = weight;
+            linear.input_scale = scale.flatten();
         }
         Ok(())
     }
@@ -366,4 +385,17 @@ impl Weights {
             .next()
             .is_some_and(|linear| linear.quantised.is_some())
     }
+}
+
+/// Linears that read the same input get it divided once.
+fn check_shared(packed: &[(Packed, Option<Vec<f32>>)]) -> Result<()> {
+    for layer in packed.chunks_exact(7) {
+        let shares = |one: usize, two: usize| layer[one].1 == layer[two].1;
+        if !(shares(0, 1) && shares(0, 2) && shares(4, 5)) {
+            return Err(Error::artifact(
+                "q, k and v, or gate and up, of one layer divide their common input differently: calibrate again",
+            ));
+        }
+    }
+    Ok(())
 }

@@ -3,6 +3,9 @@
 //! Every format and every quantiser meets here, so a new one never needs a kernel of its own. Nothing here is fast: [`QuantisedWeight::dequantise_row`]
 //! is the definition that packed forms and kernels are tested against.
 
+use rayon::prelude::*;
+
+use super::fp8::fp8_to_f32;
 use crate::{Error, Result};
 
 /// Entries of a look-up table with 4-bit codes.
@@ -107,6 +110,37 @@ impl QuantisedWeight {
         }
     }
 
+    /// All weights, `[out_features, in_features]`.
+    pub fn dequantise(&self) -> Vec<f32> {
+        let mut rows = vec![0.0; self.out_features * self.in_features];
+        rows.par_chunks_exact_mut(self.in_features)
+            .enumerate()
+            .for_each(|(row, dst)| self.dequantise_row(row, dst));
+        rows
+    }
+
+    /// Whether this is the weights' half of W8A8: symmetric INT8, one scale an output channel, columns in their own order.
+    pub const fn is_w8(&self) -> bool {
+        matches!(self.codes, Codes::Int8(_))
+            && self.row_block == 1
+            && self.group == self.in_features
+            && self.zeros.is_none()
+            && self.input_order.is_none()
+    }
+
+    /// Bytes of everything in it.
+    pub fn bytes(&self) -> usize {
+        let codes = match &self.codes {
+            Codes::Int8(codes) => codes.len(),
+            Codes::Fp8(codes) | Codes::Int4(codes) => codes.len(),
+            Codes::Lut4 { codes, tables } => codes.len() + size_of_val(tables.as_slice()),
+        };
+        let words = self.scales.len()
+            + self.zeros.as_ref().map_or(0, Vec::len)
+            + self.input_order.as_ref().map_or(0, Vec::len);
+        codes + 4 * words
+    }
+
     /// Bits stored for one weight, scales (16 bits each) and zeros (as many bits as a code) included.
     #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
     pub fn bits_per_weight(&self) -> f64 {
@@ -181,21 +215,6 @@ impl QuantisedWeight {
     }
 }
 
-/// The value of an OCP FP8 E4M3 byte: sign, 4 bits of exponent (bias 7), 3 of mantissa.
-pub fn fp8_to_f32(byte: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f32::from(byte & 7));
-    let magnitude = match (exponent, byte & 7) {
-        (15, 7) => f32::NAN,
-        (0, _) => mantissa / 512.0,
-        _ => (1.0 + mantissa / 8.0) * f32::from_bits((exponent - 7 + 127).cast_unsigned() << 23),
-    };
-    if byte & 0x80 == 0 {
-        magnitude
-    } else {
-        -magnitude
-    }
-}
-
 fn is_permutation(order: &[u32], len: usize) -> bool {
     let mut seen = vec![false; len];
     order.len() == len
@@ -242,22 +261,6 @@ mod tests {
         ordered.check("x").unwrap();
         ordered.dequantise_row(0, &mut row);
         assert_eq!(row, [3.5, 1.0, -4.0, 0.0]);
-    }
-
-    #[test]
-    fn fp8_bytes_have_the_values_of_the_ocp_table() {
-        for (byte, value) in [
-            (0x00, 0.0),
-            (0x01, 1.0 / 512.0),
-            (0x08, 1.0 / 64.0),
-            (0x38, 1.0),
-            (0xb8, -1.0),
-            (0x7e, 448.0),
-            (0xfe, -448.0),
-        ] {
-            assert_eq!(fp8_to_f32(byte).to_bits(), f32::to_bits(value), "{byte:#x}");
-        }
-        assert!(fp8_to_f32(0x7f).is_nan() && fp8_to_f32(0xff).is_nan());
     }
 
     #[test]

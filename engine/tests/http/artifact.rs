@@ -29,6 +29,8 @@ fn artifact(out: &Path) -> PathBuf {
         evaluation_data: None,
         evaluation_samples: Some(1),
         evaluation_sequence_length: 128,
+        quantiser: calibrate::quantisers::Quantiser::Rtn,
+        mix: None,
         expected_model: None,
     };
     let report = calibrate::run(&made, &Progress::hidden()).expect("an artifact");

@@ -20,7 +20,7 @@ use half::f16;
 use rayon::prelude::*;
 
 use super::rows::Groups;
-use crate::quant::{Codes, QuantisedLinear, QuantisedWeight};
+use crate::quant::{Codes, QuantisedWeight};
 
 /// Output channels of a block.
 pub const BLOCK: usize = 16;
@@ -153,26 +153,6 @@ impl Integers {
             zeros: zeros
                 .filter(|zeros| zeros.iter().any(|zero| *zero != 0.0))
                 .map(Factors::new),
-        }
-    }
-
-    /// Packs the W8A8 copy of a linear.
-    pub(super) fn pack_channels(linear: &QuantisedLinear) -> Self {
-        let groups = Groups::new(linear.in_features, linear.in_features);
-        let mut scales = linear.scale.clone();
-        scales.resize(linear.out_features.next_multiple_of(BLOCK), 0.0);
-        Self {
-            out_features: linear.out_features,
-            bits: Bits::Eight,
-            groups,
-            lines: lines(
-                linear.out_features,
-                Bits::Eight,
-                groups,
-                Row::Int8(&linear.weight),
-            ),
-            scales: Factors::new(scales),
-            zeros: None,
         }
     }
 

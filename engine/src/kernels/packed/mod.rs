@@ -11,7 +11,7 @@ mod table;
 pub use self::integers::{BLOCK, Bits, Factor16, Integers, Line};
 pub use self::rows::{Activations, Groups, Int8Rows};
 pub use self::table::Table;
-use crate::quant::{Codes, QuantisedLinear, QuantisedWeight};
+use crate::quant::{Codes, QuantisedWeight};
 use crate::{Error, Result};
 
 /// A sum of so many products of a byte and a byte stays within 32 bits.
@@ -53,23 +53,6 @@ impl Packed {
         Ok(Self {
             kind,
             order: weight.input_order.clone(),
-        })
-    }
-
-    /// Packs the W8A8 copy of a linear: one scale an output channel, symmetric.
-    ///
-    /// # Errors
-    /// As [`Packed::new`].
-    pub fn w8a8(linear: &QuantisedLinear) -> Result<Self> {
-        if linear.in_features > MAX_INPUTS {
-            return Err(Error::artifact(format!(
-                "{}: {} inputs are more than {MAX_INPUTS}: this engine cannot compute so wide a linear",
-                linear.name, linear.in_features
-            )));
-        }
-        Ok(Self {
-            kind: Kind::Integers(Integers::pack_channels(linear)),
-            order: None,
         })
     }
 

@@ -2,7 +2,8 @@
 
 use std::sync::LazyLock;
 
-use crate::quant::weight::{TABLE, fp8_to_f32};
+use crate::quant::fp8_to_f32;
+use crate::quant::weight::TABLE;
 use crate::quant::{Codes, QuantisedWeight};
 
 /// See the file's comment.

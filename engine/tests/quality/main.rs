@@ -1,0 +1,10 @@
+//! What quantisers are worth on the shipped model, on a bounded sample; `make quality` prints the whole table.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
+#[path = "../jobs/mod.rs"]
+mod jobs;
+
+mod outliers;
+mod texts;
+mod whole;
