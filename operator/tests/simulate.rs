@@ -7,12 +7,16 @@ mod world;
 
 use std::collections::BTreeMap;
 use std::env;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::num::NonZero;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
-use world::{Change, End, Failure, Happening, Order, Scenario, run, shrink};
+use world::{Change, End, Failure, Happening, Order, Said, Scenario, run, shrink};
 
 /// The seeds of a test that by default runs `count` of them.
-fn seeds(count: u64) -> std::ops::Range<u64> {
+fn seeds(count: u64) -> Range<u64> {
     let number = |name: &str| {
         env::var(name)
             .ok()
@@ -24,8 +28,36 @@ fn seeds(count: u64) -> std::ops::Range<u64> {
     0..number("MIXQUANT_SEEDS").map_or(count, |seeds| seeds * count / 2000)
 }
 
+/// Lives every seed, on all cores.
+fn each<T: Send>(seeds: Range<u64>, live: impl Fn(u64) -> T + Sync) -> Vec<T> {
+    let next = AtomicU64::new(seeds.start);
+    let worker = || {
+        let mut done = Vec::new();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end {
+                return done;
+            }
+            done.push(live(seed));
+        }
+    };
+    let count = thread::available_parallelism().map_or(1, NonZero::get);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..count).map(|_| scope.spawn(worker)).collect();
+        let joined = workers.into_iter().map(thread::ScopedJoinHandle::join);
+        joined
+            .flat_map(|done| done.unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect()
+    })
+}
+
 /// A run in which a panic is a failure too.
 fn life(scenario: &Scenario) -> Result<End, Failure> {
+    told_life(scenario).map(|(end, _)| end)
+}
+
+/// The same, with what was published in it.
+fn told_life(scenario: &Scenario) -> Result<(End, Said), Failure> {
     catch_unwind(AssertUnwindSafe(|| run(scenario))).unwrap_or_else(|_| {
         Err(Failure {
             message: "a panic (see above)".into(),
@@ -58,34 +90,67 @@ fn say(what: &str, lives: usize, ends: &BTreeMap<String, usize>) {
 
 #[test]
 fn whatever_happens_no_invariant_breaks_and_the_service_comes_to_rest() {
-    let mut ends = BTreeMap::new();
-    for seed in seeds(1200) {
+    let lives = each(seeds(1200), |seed| {
         let scenario = Scenario::chaos(seed);
-        match life(&scenario) {
-            Err(failure) => report(&scenario, failure),
-            Ok(end) => {
-                *ends.entry(end.phase.clone()).or_default() += 1;
-                assert!(
-                    scenario.is_disturbed() || !end.good || end.phase == "Ready",
-                    "seed {seed}: a good spec ends {end:?}"
-                );
-            }
+        let (end, said) = told_life(&scenario).unwrap_or_else(|failure| report(&scenario, failure));
+        assert!(
+            scenario.is_disturbed() || !end.good || end.phase == "Ready",
+            "seed {seed}: a good spec ends {end:?}"
+        );
+        (end.phase, said)
+    });
+    let mut ends = BTreeMap::new();
+    let mut all = Said::new();
+    for (phase, said) in lives {
+        *ends.entry(phase).or_default() += 1;
+        for (kind, count) in said {
+            *all.entry(kind).or_default() += count;
         }
     }
     say("anything at any time", ends.values().sum(), &ends);
+    println!("published: {all:?}");
+    // A simulation in which something never happens says nothing about it.
+    if ends.values().sum::<usize>() >= 1000 {
+        let never = HAPPENS.iter().filter(|kind| !all.contains_key(**kind));
+        let never: Vec<_> = never.collect();
+        assert!(never.is_empty(), "never published: {never:?} of {all:?}");
+    }
 }
+
+/// What a thousand lives must have seen.
+const HAPPENS: [&str; 16] = [
+    "Aborted",
+    "CalibrationFailed",
+    "PodsFailing",
+    "PrecisionRegression",
+    "ProgressDeadlineExceeded",
+    "Promoted",
+    "Promoted in full",
+    "Promoted in the window",
+    "RolloutPaused",
+    "SLOViolated",
+    "abort done",
+    "promote done",
+    "promote full done",
+    "promote refused",
+    "retry done",
+    "undo done",
+];
 
 #[test]
 fn crashes_and_stale_reads_change_nothing_about_the_end() {
-    let mut ends = BTreeMap::new();
-    for seed in seeds(800) {
+    let phases = each(seeds(800), |seed| {
         let calm = Scenario::orderly(seed);
         let disturbed = calm.with_crashes();
         let expected = life(&calm).unwrap_or_else(|failure| report(&calm, failure));
         let end = life(&disturbed).unwrap_or_else(|failure| report(&disturbed, failure));
         assert_eq!(end, expected, "seed {seed}: {:#?}", disturbed.happenings);
         assert!(!end.good || end.phase == "Ready", "seed {seed}: {end:?}");
-        *ends.entry(end.phase).or_default() += 1;
+        end.phase
+    });
+    let mut ends = BTreeMap::new();
+    for phase in phases {
+        *ends.entry(phase).or_default() += 1;
     }
     let lives = 2 * ends.values().sum::<usize>();
     say(

@@ -2,9 +2,10 @@
 
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use mixquant_crds::names::ANNOTATION_REQUEST;
 use mixquant_crds::status::{
     FailedRevision, Halt, MixQuantServiceStatus, Outcome, Reason, RolloutStage, RolloutStatus,
-    VerdictStatus,
+    VerdictStatus, Waiver,
 };
 use mixquant_operator::action::{Action, Plan};
 use mixquant_operator::observed::{JobState, Observed, ObservedTraffic, Traffic};
@@ -48,6 +49,8 @@ enum Twist {
     NoJob(usize),
     Image(u8),
     Replicas(i32),
+    Paused(bool),
+    Ask(u8),
     Later(i64),
 }
 
@@ -88,6 +91,8 @@ fn twist() -> impl Strategy<Value = Twist> {
         (0_usize..3).prop_map(Twist::NoJob),
         (1_u8..5).prop_map(Twist::Image),
         (1_i32..6).prop_map(Twist::Replicas),
+        any::<bool>().prop_map(Twist::Paused),
+        (0_u8..6).prop_map(Twist::Ask),
         (-1000_i64..100_000).prop_map(Twist::Later),
     ]
 }
@@ -144,7 +149,9 @@ fn twist_status(told: &mut Told, twist: &Twist) {
                 }),
                 paused: (age % 7 == 0).then_some(Halt::Gate),
                 released: age % 2 == 0,
-                waived: None,
+                // Claimed by the status alone.
+                waived: [None, Some(Waiver::Request), Some(Waiver::RollbackWindow)]
+                    [usize::try_from(age.rem_euclid(3)).unwrap()],
             });
         }
         Twist::NoStable => status.stable = None,
@@ -249,9 +256,41 @@ fn apply(told: &mut Told, twist: &Twist) {
             observed.service.metadata.generation = Some(10 + i64::from(image));
         }
         Twist::Replicas(replicas) => observed.service.spec.replicas = replicas,
+        Twist::Paused(paused) => observed.service.spec.rollout.paused = paused,
+        Twist::Ask(which) => ask(observed, which),
         Twist::Later(seconds) => told.now += SignedDuration::from_secs(seconds),
         _ => twist_status(told, twist),
     }
+}
+
+/// A person's request, of the canary or of the oldest revision.
+fn ask(observed: &mut Observed, which: u8) {
+    let status = observed.service.status.as_ref();
+    let canary = status.and_then(|status| status.canary.as_ref());
+    let canary = canary.map_or("0123456789", |canary| &canary.revision);
+    let oldest = observed.revisions.first();
+    let oldest = oldest.map_or("0123456789", |kept| &kept.frozen.revision);
+    let text = match which {
+        0 => format!("1 abort {canary}"),
+        1 => format!("1 promote {canary}"),
+        2 => format!("1 promote {canary} full"),
+        3 => "1 retry".to_owned(),
+        4 => format!("1 undo {oldest}"),
+        _ => "please".to_owned(),
+    };
+    let annotations = observed
+        .service
+        .metadata
+        .annotations
+        .get_or_insert_default();
+    annotations.insert(ANNOTATION_REQUEST.into(), text);
+}
+
+/// Whether a person asks for a promotion without verdicts.
+fn asks_for_all(observed: &Observed) -> bool {
+    let annotations = observed.service.metadata.annotations.as_ref();
+    let text = annotations.and_then(|all| all.get(ANNOTATION_REQUEST));
+    text.is_some_and(|text| text.ends_with("full"))
 }
 
 fn twist_all(told: &mut Told, twists: &[Twist]) {
@@ -275,7 +314,7 @@ fn written(plan: &Plan) -> Option<&MixQuantServiceStatus> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
 
-    /// (a) total; (f) without samples nothing is promoted, whatever the status claims; one status write a pass.
+    /// (a) total; (f) without samples and a person's word nothing is promoted, whatever the status claims; one status write a pass.
     #[test]
     fn any_world_has_a_plan_that_promotes_nothing_unproven(
         world in world(),
@@ -287,7 +326,7 @@ proptest! {
         let writes = plan.actions.iter().filter(|action| matches!(action, Action::Remember(_) | Action::Report(_)));
         prop_assert!(writes.count() <= 1);
         let before = stable_of(told.observed.service.status.as_ref());
-        if let (Some(before), Some(status)) = (before, written(&plan)) {
+        if let (Some(before), Some(status), false) = (before, written(&plan), asks_for_all(&told.observed)) {
             prop_assert_eq!(Some(before), stable_of(Some(status)));
         }
     }

@@ -1,6 +1,6 @@
 //! The cluster: what the API holds, and controllers, pods, Jobs and people that change it in virtual time.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use jiff::Timestamp;
 use mixquant_crds::report::{CalibrationReport, FailureReason, JobFailure, VerifyReport};
@@ -68,6 +68,8 @@ pub struct Cluster {
     pub now: i64,
     /// Rises with every change: what watches see.
     pub changes: u64,
+    /// How often each kind of Event was published.
+    pub said: BTreeMap<String, u64>,
     /// What happened; only kept when somebody will read it.
     pub trace: Option<Vec<String>>,
     pub(super) service: MixQuantService,
@@ -136,6 +138,7 @@ impl Cluster {
         Self {
             now: 0,
             changes: 1,
+            said: BTreeMap::new(),
             trace: None,
             floor: Floor {
                 replicas: service.spec.replicas,

@@ -1,7 +1,7 @@
 //! What must hold at every action and at every moment, whatever happened before.
 
-use mixquant_crds::status::{MixQuantServiceStatus, Outcome, RolloutStage, RolloutStatus};
-use mixquant_operator::action::{Action, Metric, PRECISION_GATE, Plan};
+use mixquant_crds::status::{MixQuantServiceStatus, Outcome, Reason, RolloutStage, RolloutStatus};
+use mixquant_operator::action::{Action, Event, Metric, PRECISION_GATE, Plan};
 use mixquant_operator::observed::{FrozenRevision, Kind, ObservedRevision, Traffic};
 use mixquant_operator::validate::ValidService;
 
@@ -78,7 +78,10 @@ impl Cluster {
                 gate,
                 outcome: Outcome::Pass,
             }) if ["tpot", "error-rate"].contains(&gate.as_str()) => self.may_pass()?,
-            Action::Publish(_) | Action::Count(_) => {}
+            Action::Publish(event) => {
+                *self.said.entry(kind(event)).or_default() += 1;
+            }
+            Action::Count(_) => {}
         }
         self.check()
     }
@@ -266,6 +269,30 @@ impl Cluster {
             ));
         }
         Ok(())
+    }
+}
+
+/// An Event's reason; of a request what was asked and answered, of a promotion what it rests on.
+fn kind(event: &Event) -> String {
+    let reason = format!("{:?}", event.reason);
+    let words: Vec<&str> = event.note.split(['`', ' ', ':']).collect();
+    match event.reason {
+        Reason::Requested => {
+            let answer = if words.contains(&"done") {
+                "done"
+            } else {
+                "refused"
+            };
+            let full = if words.get(5) == Some(&"full") {
+                " full"
+            } else {
+                ""
+            };
+            format!("{}{full} {answer}", words.get(3).unwrap_or(&"?"))
+        }
+        Reason::Promoted if event.note.contains("lately") => format!("{reason} in the window"),
+        Reason::Promoted if event.note.contains("a person") => format!("{reason} in full"),
+        _ => reason,
     }
 }
 

@@ -9,6 +9,8 @@
 )]
 #![expect(clippy::unwrap_used, reason = "this is a test: a panic is its failure")]
 
+use std::collections::BTreeMap;
+
 mod cluster;
 mod faults;
 mod invariants;
@@ -53,13 +55,16 @@ const PATIENCE: i64 = 7200;
 /// A rollout that has stood still for so long waits for a person.
 const STILL: i64 = 1500;
 
+/// How often each kind of Event was published.
+pub type Said = BTreeMap<String, u64>;
+
 /// Runs a scenario to rest, checking every invariant at every action.
-pub fn run(scenario: &Scenario) -> Result<End, Failure> {
+pub fn run(scenario: &Scenario) -> Result<(End, Said), Failure> {
     // Nearly all lives are good and nobody reads their trace: a bad one is lived again.
     live(scenario, false).or_else(|_| live(scenario, true))
 }
 
-fn live(scenario: &Scenario, traced: bool) -> Result<End, Failure> {
+fn live(scenario: &Scenario, traced: bool) -> Result<(End, Said), Failure> {
     let mut simulation = Simulation {
         cluster: Cluster::new(scenario.seed),
         operator: Operator::default(),
@@ -70,11 +75,13 @@ fn live(scenario: &Scenario, traced: bool) -> Result<End, Failure> {
     simulation.pending.reverse();
     simulation.cluster.trace = traced.then(Vec::new);
     simulation.cluster.keeps_history = scenario.has_stale_reads();
-    let outcome = simulation.run();
-    outcome.map_err(|message| Failure {
-        message,
-        trace: simulation.cluster.trace.unwrap_or_default(),
-    })
+    match simulation.run() {
+        Ok(end) => Ok((end, simulation.cluster.said)),
+        Err(message) => Err(Failure {
+            message,
+            trace: simulation.cluster.trace.unwrap_or_default(),
+        }),
+    }
 }
 
 struct Simulation {
