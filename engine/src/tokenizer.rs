@@ -70,6 +70,9 @@ impl Tokenizer {
                 }
             },
         };
+        // The library panics on a part that is no JSON, so that is found out first.
+        let json: Value = serde_json::from_slice(&text)
+            .map_err(|error| Error::model(format!("{}: {error}", path.display())))?;
         let mut inner = Inner::from_bytes(&text)
             .map_err(|error| Error::model(format!("{}: {}", path.display(), one_line(&error))))?;
         let broken =
@@ -81,7 +84,7 @@ impl Tokenizer {
         let mut plain = inner.clone();
         plain.set_encode_special_tokens(true);
         let vocabulary = vocabulary(&inner).map_err(|error| broken(&error))?;
-        let style = byte_style(&text);
+        let style = byte_style(&json);
         let added = inner.get_added_tokens_decoder();
         let bytes = (vocabulary.iter().enumerate())
             .map(
@@ -235,8 +238,7 @@ enum ByteStyle {
     SentencePiece,
 }
 
-fn byte_style(tokenizer_json: &[u8]) -> ByteStyle {
-    let json: Value = serde_json::from_slice(tokenizer_json).unwrap_or_default();
+fn byte_style(json: &Value) -> ByteStyle {
     if json["decoder"].to_string().contains("\"ByteLevel\"") {
         ByteStyle::ByteLevel
     } else {
@@ -444,6 +446,22 @@ mod tests {
             assert_eq!(controls, [0, 4, 7, 5], "{content}");
             let prompt = tokenizer.chat_prompt(&user(content)).unwrap();
             assert_eq!(tokenizer.decode_all(&ids), prompt, "{content}");
+        }
+    }
+
+    #[test]
+    fn a_decoder_that_is_no_json_is_refused_without_a_panic() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+            .join("../e2e/models/kube-llama-10m/tokenizer.json");
+        let whole = fs::read_to_string(path).unwrap();
+        let at = whole.find("\"decoder\": {").unwrap() + "\"decoder\": {".len();
+        let (before, after) = whole.split_at(at);
+        for inserted in ["?", "\"type\": 1e999,"] {
+            let damaged = format!("{before}{inserted}{after}");
+            fs::write(folder.path().join("tokenizer.json"), damaged).unwrap();
+            let error = Tokenizer::open(folder.path()).err().unwrap();
+            assert!(error.message.contains("tokenizer.json: "), "{error}");
         }
     }
 

@@ -78,6 +78,13 @@ mod tests {
     }
 
     #[test]
+    fn factors_divide_each_pair_by_its_own() {
+        let factors = RopeScaling::Factors(vec![1.0, 4.0]);
+        assert!((scale(0.5, 0, &factors) - 0.5).abs() < 1e-9);
+        assert!((scale(0.5, 1, &factors) - 0.125).abs() < 1e-9);
+    }
+
+    #[test]
     fn llama3_scaling_keeps_high_and_stretches_low_frequencies() {
         let llama3 = RopeScaling::Llama3 {
             factor: 8.0,
