@@ -334,3 +334,73 @@ fn a_cluster_that_cannot_be_reached_is_named_with_the_flags_to_check() {
     );
     std::fs::remove_file(file).unwrap();
 }
+
+fn on_trial() -> Value {
+    let digest = format!("sha256:{}", "0".repeat(64));
+    let revision = |name: &str| json!({"revision": name, "artifactDigest": digest, "modelDigest": digest, "image": "engine:1"});
+    json!({"observedGeneration": 1, "phase": "Canary", "stable": revision("1111111111"), "canary": revision("2222222222"),
+        "rollout": {"stage": "Stepping", "step": 0, "stepStartedAt": "2026-01-01T00:00:00Z", "generation": 1, "request": digest,
+            "weight": 33, "failedVerdicts": 0},
+        "conditions": [condition("Ready", "False", "a canary"), condition("Stalled", "False", "nothing")]})
+}
+
+/// The request in the annotation, as soon as there is another one than `before`.
+fn requested(scene: &Scene, before: &str) -> String {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    loop {
+        let service = scene.kubectl.get(&["mqs", "chat"]).unwrap();
+        let found = service["metadata"]["annotations"]["mixquant.io/request"].as_str();
+        if let Some(found) = found.filter(|found| *found != before) {
+            return found.to_owned();
+        }
+        assert!(
+            std::time::Instant::now() < deadline,
+            "no request was written"
+        );
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn an_order_is_an_annotation_and_ends_with_the_operators_answer() {
+    let Some(scene) = scene("cli-orders") else {
+        return;
+    };
+    let none = scene.run(&["abort", "chat"]);
+    assert_eq!(none.code, 1, "{none:?}");
+    scene.status(&on_trial());
+    let unanswered = scene.run(&["promote", "chat", "--full", "--timeout", "0s"]);
+    assert_eq!(unanswered.code, 4, "{unanswered:?}");
+    let mut before = requested(&scene, "");
+    assert!(before.ends_with(" promote 2222222222 full"), "{before}");
+    for (answer, code) in [("Accepted", 0), ("Refused", 3)] {
+        let mut command = scene.command(&["abort", "chat", "--timeout", "1m"]);
+        let asking = command
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let request = requested(&scene, &before);
+        assert!(request.ends_with(" abort 2222222222"), "{request}");
+        let mut status = on_trial();
+        status["request"] = json!({"request": request, "answer": answer, "message": "so it is", "at": "2026-01-01T00:00:00Z"});
+        scene.status(&status);
+        let told = told(&asking.wait_with_output().unwrap());
+        assert_eq!(told.code, code, "{told:?}");
+        assert!(told.out.contains("so it is"), "{told:?}");
+        before = request;
+    }
+}
+
+#[test]
+fn pause_and_promote_turn_the_specs_switch() {
+    let Some(scene) = scene("cli-pause") else {
+        return;
+    };
+    let paused =
+        || scene.kubectl.get(&["mqs", "chat"]).unwrap()["spec"]["rollout"]["paused"].clone();
+    assert_eq!(scene.run(&["pause", "chat"]).code, 0);
+    assert_eq!(paused(), true);
+    assert_eq!(scene.run(&["pause", "chat"]).code, 1, "twice");
+    assert_eq!(scene.run(&["promote", "chat"]).code, 0);
+    assert_eq!(paused(), false);
+}

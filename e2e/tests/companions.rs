@@ -1,4 +1,5 @@
-//! The operator against a real apiserver, with nothing else of a cluster: what it makes beside a service's pods, and that it mends it.
+//! The operator against a real apiserver, with nothing else of a cluster: what it makes beside a service's pods, that it mends it,
+//! and that it answers people.
 #![expect(
     clippy::unwrap_used,
     reason = "the helpers of these tests are tests too"
@@ -165,6 +166,7 @@ fn the_operator_makes_what_stands_beside_the_pods_mends_it_and_then_rests() {
 
     opened_and_closed(&kubectl);
     rests(&operator, &kubectl);
+    answers(&kubectl, namespace);
 }
 
 /// Somebody opens the policies: both lists are put back as a whole.
@@ -219,4 +221,22 @@ fn rests(operator: &Operator, kubectl: &Kubectl) {
     }
     let more = writes() - before;
     assert!(more.abs() < 0.5, "{more} writes at rest");
+}
+
+/// An order of `kubectl mixquant` reaches this operator and ends with its own answer.
+fn answers(kubectl: &Kubectl, namespace: &str) {
+    let Some(plugin) = means::built("kubectl-mixquant") else {
+        return;
+    };
+    let run = Command::new(plugin)
+        .arg("--kubeconfig")
+        .arg(kubectl.kubeconfig().unwrap())
+        .args(["-n", namespace, "retry", "chat", "--timeout", "30s"])
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&run.stdout).into_owned();
+    assert_eq!(run.status.code(), Some(3), "{told}");
+    assert!(told.contains("nothing has failed"), "{told}");
+    let answer = kubectl.get(&["mqs/chat"]).unwrap()["status"]["request"].clone();
+    assert_eq!(answer["answer"], "Refused", "{answer}");
 }

@@ -12,6 +12,7 @@ pub mod differences;
 pub mod explain;
 pub mod facts;
 pub mod history;
+pub mod intent;
 pub mod lint;
 pub mod order;
 pub mod overview;

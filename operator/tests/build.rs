@@ -108,6 +108,13 @@ fn what_stands_beside_the_pods_is_as_written() {
         )
         .collect();
     expect_file!["objects/companions.yaml"].assert_eq(&built.join("---\n"));
+    // The rules by themselves, as Prometheus' own test program reads them.
+    let Built::PrometheusRule(rule) =
+        companion::build(Companion::Rule, &owner, &service, &installation)
+    else {
+        panic!("another kind");
+    };
+    expect_file!["objects/alerts.yaml"].assert_eq(&yaml(&rule.spec));
 }
 
 #[test]

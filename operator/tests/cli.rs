@@ -219,6 +219,19 @@ fn the_exit_code_of_status_says_where_a_service_stands() {
     let quiet = condition("Stalled", "False", "Idle", "nothing waits for a person");
     let seen =
         |generation: i64| json!({"observedGeneration": generation, "conditions": [ready, quiet]});
+    let mut paused = stepping();
+    let waits = condition(
+        "Paused",
+        "True",
+        "RolloutPaused",
+        "step 2 waits for a person",
+    );
+    paused["conditions"].as_array_mut().unwrap().push(waits);
+    let found = standing(&chat(paused.clone()), now());
+    assert_eq!(
+        (found.exit(true), found.message.as_str()),
+        (Exit::Done, "step 2 waits for a person")
+    );
     let mut torn = seen(2);
     torn["conditions"] = json!([]);
     for (status, state, exit) in [
@@ -227,11 +240,12 @@ fn the_exit_code_of_status_says_where_a_service_stands() {
         (seen(1), State::Progressing, Exit::NotYet),
         (rolled_back(), State::Degraded, Exit::No),
         (stepping(), State::Progressing, Exit::NotYet),
+        (paused, State::Paused, Exit::NotYet),
         (torn, State::Progressing, Exit::NotYet),
         (Value::Null, State::Progressing, Exit::NotYet),
     ] {
         let found = standing(&chat(status.clone()), now());
-        assert_eq!((found.state, found.exit()), (state, exit), "{status}");
+        assert_eq!((found.state, found.exit(false)), (state, exit), "{status}");
     }
 }
 
@@ -258,6 +272,14 @@ fn plan_tells_what_a_change_costs() {
         (limit.change, limit.stages.len()),
         (Some(Change::Limits), 0)
     );
+    let pauses = changed(|service| {
+        service.spec.engine.image = "engine:2".into();
+        let steps = json!([{"pause": {}}, {"weight": 10, "hold": "60s"}, {"pause": {"duration": "5m"}}, {"canaryReplicas": 3, "hold": "10s"}]);
+        service.spec.rollout.steps = serde_json::from_value(steps).unwrap();
+        service.spec.rollout.paused = true;
+    });
+    assert_eq!(pauses.longest_seconds, None);
+    shows(&expect_file!["cli/plan-pauses.txt"], &pauses);
     let scale = changed(|service| service.spec.replicas = 5);
     assert_eq!((scale.change, scale.stages.len()), (Some(Change::Scale), 0));
     assert_eq!(changed(|_| {}).change, Some(Change::Nothing));

@@ -111,7 +111,7 @@ pub(super) fn monitor(owner: &Owner) -> PodMonitor {
     }
 }
 
-/// Warns when no pod answers, and when live traffic breaks the absolute limit of `spec.slo.tpot`.
+/// Warns when no pod answers, and when live traffic breaks an absolute limit of `spec.slo.tpot` or `spec.slo.ttft`.
 pub(super) fn rule(owner: &Owner, service: &ValidService) -> PrometheusRule {
     // A label's name in Prometheus: what is neither letter nor digit becomes `_`.
     let label = names::LABEL_SERVICE.replace(['.', '/'], "_");
@@ -127,18 +127,31 @@ pub(super) fn rule(owner: &Owner, service: &ValidService) -> PrometheusRule {
         ("5m", "critical"),
         format!("no engine pod of {of} answers Prometheus"),
     )];
-    // The first gate is `spec.slo.tpot`.
-    let tpot = service.gates.first();
-    if let Some((limit, quantile)) = tpot.and_then(|gate| Some((gate.max?, gate.quantile?))) {
-        let buckets = engine_metrics::REQUEST_TIME_PER_OUTPUT_TOKEN;
-        rules.push(alert(
+    let latencies = [
+        (
+            "tpot",
             "MixQuantTpotAboveLimit",
-            format!(
-                "histogram_quantile({quantile}, sum by (le) (rate({buckets}_bucket{{{pods}}}[5m]))) > {limit}"
-            ),
-            ("10m", "warning"),
-            format!("the time per output token of {of} is above spec.slo.tpot.maxMilliseconds"),
-        ));
+            engine_metrics::REQUEST_TIME_PER_OUTPUT_TOKEN,
+        ),
+        (
+            "ttft",
+            "MixQuantTtftAboveLimit",
+            engine_metrics::TIME_TO_FIRST_TOKEN,
+        ),
+    ];
+    for (name, title, buckets) in latencies {
+        let gate = service.gates.iter().find(|gate| gate.name == name);
+        let limit = gate.and_then(|gate| Some((gate.quantile?, gate.max?)));
+        if let Some((quantile, limit)) = limit {
+            rules.push(alert(
+                title,
+                format!(
+                    "histogram_quantile({quantile}, sum by (le) (rate({buckets}_bucket{{{pods}}}[5m]))) > {limit}"
+                ),
+                ("10m", "warning"),
+                format!("{of} is slower than spec.slo.{name}.maxMilliseconds"),
+            ));
+        }
     }
     PrometheusRule {
         metadata: owner.object(name(&owner.name), labels(&owner.name, COMPONENT_ENGINE)),

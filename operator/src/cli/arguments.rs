@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use mixquant_crds::Span;
 
 use super::answer::Format;
+use super::intent::Verb;
 
 /// Asks about `MixQuantService`s and orders what people decide. Exit codes: 0 done or ready, 1 error, 2 wrong usage, 3 no (rolled back,
 /// invalid, does not fit), 4 not yet.
@@ -62,6 +63,9 @@ pub enum Command {
         /// Wait so long for the end of what is under way, such as 10m.
         #[arg(long, value_parser = timeout)]
         timeout: Option<Duration>,
+        /// A rollout that waits for a person is an end, and a good one.
+        #[arg(long)]
+        success_on_pause: bool,
     },
     /// Say why: the failing gate with its numbers, the revisions and what differs between them, how it went.
     Explain {
@@ -78,6 +82,9 @@ pub enum Command {
         #[arg(long)]
         offline: bool,
     },
+    /// What a person decides.
+    #[command(flatten)]
+    Order(Order),
     /// Show the revisions that are kept.
     History {
         /// The service.
@@ -105,6 +112,91 @@ pub enum Command {
         #[arg(long)]
         client: bool,
     },
+}
+
+/// What a person decides about a rollout.
+#[derive(Debug, Subcommand)]
+pub enum Order {
+    /// Let the rollout go on: ends the pause that the canary waits in, or that of `pause`.
+    Promote {
+        /// The service.
+        #[arg(value_parser = service_name)]
+        name: String,
+        /// Skip the steps and verdicts that are left: it serves as soon as its pods run.
+        #[arg(long)]
+        full: bool,
+        /// How long the operator's answer is waited for.
+        #[command(flatten)]
+        patience: Patience,
+    },
+    /// Begin no trial and move none on, until `promote`.
+    Pause {
+        /// The service.
+        #[arg(value_parser = service_name)]
+        name: String,
+    },
+    /// Roll the canary back. It is not tried again until the spec changes or `retry`.
+    Abort {
+        /// The service.
+        #[arg(value_parser = service_name)]
+        name: String,
+        /// How long the operator's answer is waited for.
+        #[command(flatten)]
+        patience: Patience,
+    },
+    /// Try again what failed for the spec as it stands.
+    Retry {
+        /// The service.
+        #[arg(value_parser = service_name)]
+        name: String,
+        /// How long the operator's answer is waited for.
+        #[command(flatten)]
+        patience: Patience,
+    },
+    /// Let a revision of the history serve instead of what the spec asks for.
+    Undo {
+        /// The service.
+        #[arg(value_parser = service_name)]
+        name: String,
+        /// Its number or name, as `history` shows them; the one that served before stable without it.
+        #[arg(long, value_name = "REVISION")]
+        to_revision: Option<String>,
+        /// How long the operator's answer is waited for.
+        #[command(flatten)]
+        patience: Patience,
+    },
+}
+
+impl Order {
+    /// The service, what is ordered, and how long an answer is waited for.
+    pub fn parts(&self) -> (&str, Verb, Duration) {
+        match self {
+            Self::Promote {
+                name,
+                full,
+                patience,
+            } => (name, Verb::Promote { full: *full }, patience.timeout),
+            Self::Pause { name } => (name, Verb::Pause, Duration::ZERO),
+            Self::Abort { name, patience } => (name, Verb::Abort, patience.timeout),
+            Self::Retry { name, patience } => (name, Verb::Retry, patience.timeout),
+            Self::Undo {
+                name,
+                to_revision,
+                patience,
+            } => {
+                let to = to_revision.clone();
+                (name, Verb::Undo { to }, patience.timeout)
+            }
+        }
+    }
+}
+
+/// How long an answer is waited for.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Patience {
+    /// Wait so long for the operator's answer; 0s does not wait.
+    #[arg(long, default_value = "15s", value_parser = timeout)]
+    pub timeout: Duration,
 }
 
 /// `chat`, or as kubectl prints it: `mqs/chat`, `mixquantservice.mixquant.io/chat`.

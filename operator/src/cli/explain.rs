@@ -69,6 +69,8 @@ fn gate(reason: Reason) -> &'static str {
         Reason::PrecisionRegression => "precision (spec.verification)",
         Reason::CalibrationFailed => "calibration",
         Reason::ProgressDeadlineExceeded => "time (spec.rollout.progressDeadlineSeconds)",
+        Reason::PodsFailing => "the canary's pods",
+        Reason::Aborted => "none: a person decided",
         _ => "none",
     }
 }
@@ -147,19 +149,30 @@ fn advice(facts: &Facts, standing: &Standing, failure: Option<&Failure>) -> Vec<
     let name = &standing.name;
     let watch = format!("wait for it: kubectl mixquant status {name} --timeout 10m");
     let change = "change the spec and apply it: a changed request is tried anew";
+    let retry = format!("or try the same again: kubectl mixquant retry {name}");
+    let undone = standing.reason == Reason::Undone.as_str();
     let status = facts.service.status.as_ref();
     let serves = status.is_some_and(|status| status.stable.is_some());
     let mut advice: Vec<String> = match (standing.state, failure.map(|failure| failure.reason)) {
         (State::Ready, _) => Vec::new(),
         (State::Progressing, _) => vec![watch],
+        (State::Paused, _) => vec![
+            format!("let it go on: kubectl mixquant promote {name}"),
+            format!("or roll it back: kubectl mixquant abort {name}"),
+        ],
         (State::Degraded, Some(Reason::PrecisionRegression)) => vec![
             "choose a more precise scheme, better calibration data, or wider limits in spec.verification, and apply it".into(),
         ],
         (State::Degraded, Some(Reason::CalibrationFailed)) => vec![
             format!("read what the Job said: kubectl logs -l mixquant.io/service={name},app.kubernetes.io/component=calibration"),
             change.into(),
+            retry,
         ],
-        (State::Degraded, Some(_)) => vec![change.into()],
+        (State::Degraded, Some(_)) => vec![change.into(), retry],
+        (State::Degraded, None) if undone => vec![
+            format!("go back to what the spec asks for: kubectl mixquant retry {name}"),
+            "or change the spec and apply it".into(),
+        ],
         (State::Degraded, None) => vec!["change what the message names, and apply it".into()],
     };
     if standing.state == State::Degraded && serves {
@@ -181,7 +194,7 @@ impl Plain for Explanation {
             push(
                 &mut text,
                 format_args!(
-                    "\nrevision {} serves: {} of {} pods ready\n",
+                    "\nstable {}: {} of {} pods ready\n",
                     style.paint(Tone::Plain, &serving.revision),
                     serving.ready,
                     serving.wanted

@@ -71,7 +71,8 @@ pub fn saying(verb: &Verb, facts: &Facts, id: &str) -> Result<Saying, String> {
         id: id.to_owned(),
         command,
     };
-    let mut patch = json!({"metadata": {"annotations": {names::ANNOTATION_REQUEST: request.to_string()}}});
+    let mut patch =
+        json!({"metadata": {"annotations": {names::ANNOTATION_REQUEST: request.to_string()}}});
     if paused && matches!(verb, Verb::Promote { .. }) {
         patch["spec"] = json!({"rollout": {"paused": false}});
     }
@@ -102,8 +103,13 @@ fn canary(facts: &Facts) -> Result<String, String> {
         .is_some_and(|at| at.stage == RolloutStage::RollingBack);
     match status.and_then(|status| status.canary.as_ref()) {
         Some(canary) if !leaves => Ok(canary.revision.clone()),
-        Some(canary) => Err(format!("canary {} is being rolled back already", canary.revision)),
-        None => Err("no revision is on trial: `kubectl mixquant status` says where it stands".into()),
+        Some(canary) => Err(format!(
+            "canary {} is being rolled back already",
+            canary.revision
+        )),
+        None => {
+            Err("no revision is on trial: `kubectl mixquant status` says where it stands".into())
+        }
     }
 }
 
@@ -124,12 +130,11 @@ fn earlier(facts: &Facts, to: Option<&str>) -> Result<String, String> {
         };
     }
     let mut promoted = status.promoted.iter().map(|promoted| &promoted.revision);
-    let before = promoted.find(|revision| {
-        stable.as_ref() != Some(*revision) && facts.kept(revision).is_some()
-    });
-    before.cloned().ok_or_else(|| {
-        "no revision that served before is kept: name one with --to-revision".into()
-    })
+    let before = promoted
+        .find(|revision| stable.as_ref() != Some(*revision) && facts.kept(revision).is_some());
+    before
+        .cloned()
+        .ok_or_else(|| "no revision that served before is kept: name one with --to-revision".into())
 }
 
 /// What became of an order.
@@ -187,9 +192,16 @@ impl Plain for Outcome {
             (None, _) if self.is_final() => (Tone::Plain, self.says.clone()),
             (None, _) => (
                 Tone::Busy,
-                format!("{}; the operator has not answered yet (status.request): does it run?", self.says),
+                format!(
+                    "{}; the operator has not answered yet (status.request): does it run?",
+                    self.says
+                ),
             ),
         };
-        format!("{}: {}\n", style.paint(Tone::Plain, &self.name), style.paint(tone, &answer))
+        format!(
+            "{}: {}\n",
+            style.paint(Tone::Plain, &self.name),
+            style.paint(tone, &answer)
+        )
     }
 }

@@ -1,4 +1,4 @@
-//! The only writer of `kubectl-mixquant`: asks the server about a manifest (dry-run: nothing is stored).
+//! The only writer of `kubectl-mixquant`: says what a person orders, and asks the server about a manifest (nothing is stored by that).
 
 #![expect(
     clippy::disallowed_methods,
@@ -6,16 +6,43 @@
 )]
 
 use kube::Api;
-use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, ValidationDirective};
+use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams, ValidationDirective};
 use mixquant_crds::MixQuantService;
 use serde_json::Value;
 
 use super::connect::Connection;
+use super::facts;
+use super::intent::Saying;
 use crate::error::{Call, Error};
 use crate::read::{DEADLINE, within};
 
 /// The field manager of what this program writes.
 pub const MANAGER: &str = "kubectl-mixquant";
+
+/// Says it: one merge patch of the service. Returns the service as it is then.
+///
+/// # Errors
+/// When the server refuses; the message says what to try.
+pub async fn say(
+    connection: &Connection,
+    name: &str,
+    saying: &Saying,
+) -> anyhow::Result<MixQuantService> {
+    let api: Api<MixQuantService> =
+        Api::namespaced(connection.client.clone(), &connection.namespace);
+    let parameters = PatchParams {
+        field_manager: Some(MANAGER.into()),
+        ..PatchParams::default()
+    };
+    let call = Call {
+        verb: "patch",
+        kind: "MixQuantService".into(),
+        name: name.to_owned(),
+    };
+    let patch = Patch::Merge(&saying.patch);
+    let said = within(call, DEADLINE, api.patch(name, &parameters, &patch)).await;
+    said.map_err(|error| facts::told(connection, error))
+}
 
 /// What became of a question to the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +53,8 @@ pub enum Refusal {
     Unasked(String),
 }
 
-/// Asks the server whether it would take the service that `object` is. Stores nothing.
+/// Asks the server whether it would take the service that `object` is, as a new one or in the place of the one that is there. Stores
+/// nothing.
 ///
 /// # Errors
 /// Why not.
@@ -37,19 +65,29 @@ pub async fn dry_run(connection: &Connection, object: &Value) -> Result<(), Refu
     let resource = ApiResource::erase::<MixQuantService>(&());
     let api: Api<DynamicObject> =
         Api::namespaced_with(connection.client.clone(), namespace, &resource);
-    let parameters = PatchParams {
-        dry_run: true,
-        force: true,
-        field_manager: Some(MANAGER.into()),
-        field_validation: Some(ValidationDirective::Strict),
-    };
-    let call = Call {
+    let call = || Call {
         verb: "dry-run",
         kind: "MixQuantService".into(),
         name: name.to_owned(),
     };
-    let patch = Patch::Apply(object);
-    match within(call, DEADLINE, api.patch(name, &parameters, &patch)).await {
+    let new: DynamicObject = serde_json::from_value(object.clone())
+        .map_err(|error| Refusal::Wrong(error.to_string()))?;
+    let creating = PostParams {
+        dry_run: true,
+        field_manager: Some(MANAGER.into()),
+    };
+    let mut asked = within(call(), DEADLINE, api.create(&creating, &new)).await;
+    if matches!(asked, Err(Error::Refused { code: 409, .. })) {
+        let changing = PatchParams {
+            dry_run: true,
+            field_manager: Some(MANAGER.into()),
+            field_validation: Some(ValidationDirective::Strict),
+            ..PatchParams::default()
+        };
+        let patch = Patch::Merge(object);
+        asked = within(call(), DEADLINE, api.patch(name, &changing, &patch)).await;
+    }
+    match asked {
         Ok(_) => Ok(()),
         Err(Error::Refused {
             code: 400 | 422,

@@ -4,7 +4,9 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 use mixquant_crds::MixQuantService;
-use mixquant_crds::status::{ConditionType, MixQuantServiceStatus, Outcome, RevisionStatus};
+use mixquant_crds::status::{
+    ConditionType, GateStatus, MixQuantServiceStatus, Outcome, RevisionStatus,
+};
 use serde::Serialize;
 
 use super::answer::Plain;
@@ -162,6 +164,8 @@ pub struct Judged {
     pub ago_seconds: i64,
     /// The numbers.
     pub message: String,
+    /// What each gate said.
+    pub gates: Vec<GateStatus>,
 }
 
 /// The detail of the service that `facts` are of.
@@ -197,7 +201,16 @@ pub fn verdict(status: &MixQuantServiceStatus, now: Timestamp) -> Option<Judged>
         outcome: verdict.outcome,
         ago_seconds: now.duration_since(verdict.at.0).as_secs().max(0),
         message: verdict.message.clone(),
+        gates: verdict.gates.clone(),
     })
+}
+
+fn tone(outcome: Outcome) -> Tone {
+    match outcome {
+        Outcome::Pass => Tone::Good,
+        Outcome::Fail => Tone::Bad,
+        Outcome::Inconclusive => Tone::Busy,
+    }
 }
 
 impl Plain for Detail {
@@ -249,16 +262,24 @@ impl Plain for Detail {
 
 impl Plain for Judged {
     fn plain(&self, style: Style) -> String {
-        let tone = match self.outcome {
-            Outcome::Pass => Tone::Good,
-            Outcome::Fail => Tone::Bad,
-            Outcome::Inconclusive => Tone::Busy,
-        };
-        format!(
+        let mut text = format!(
             "verdict {} {} ago: {}\n",
-            style.paint(tone, &format!("{:?}", self.outcome)),
+            style.paint(tone(self.outcome), &format!("{:?}", self.outcome)),
             span(self.ago_seconds),
             style.paint(Tone::Plain, &self.message)
-        )
+        );
+        if !self.gates.is_empty() {
+            let mut table = Table::with_header(&["GATE", "SAYS", "ON FAIL", "NUMBERS"]);
+            for gate in &self.gates {
+                table.row(vec![
+                    gate.name.clone().into(),
+                    Cell::new(format!("{:?}", gate.outcome), tone(gate.outcome)),
+                    format!("{:?}", gate.on_failure).into(),
+                    gate.message.clone().into(),
+                ]);
+            }
+            text += &table.render(style, 2);
+        }
+        text
     }
 }

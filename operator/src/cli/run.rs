@@ -11,13 +11,13 @@ use kube::api::ListParams;
 use mixquant_crds::MixQuantService;
 
 use super::answer::Answer;
-use super::arguments::{Arguments, Command, Global};
+use super::arguments::{Arguments, Command, Global, Order};
 use super::capacity::{self, Cluster};
 use super::connect::{Connection, connect};
 use super::table::Style;
 use super::timeline::{self, Timeline};
 use super::versions::{Versions, installed};
-use super::{Exit, artifacts, explain, facts, history, lint, order, overview, watch};
+use super::{Exit, artifacts, explain, facts, history, intent, lint, order, overview, watch};
 use crate::clock;
 use crate::error::{Call, Error};
 use crate::read::{self, DEADLINE, within};
@@ -41,9 +41,14 @@ pub async fn run(
             }
             get(global, what, style).await?
         }
-        Command::Status { name, timeout } => {
-            let standing = watch::settled(&connect(global).await?, name, *timeout).await?;
-            Answer::new(&standing, style, standing.exit())
+        Command::Status {
+            name,
+            timeout,
+            success_on_pause,
+        } => {
+            let wait = (*timeout, *success_on_pause);
+            let standing = watch::settled(&connect(global).await?, name, wait).await?;
+            Answer::new(&standing, style, standing.exit(*success_on_pause))
         }
         Command::Explain { name } => {
             let facts = facts::read(&connect(global).await?, name).await?;
@@ -57,6 +62,7 @@ pub async fn run(
             let facts = facts::read(&connect(global).await?, name).await?;
             Answer::new(&artifacts::artifacts(&facts), style, Exit::Done)
         }
+        Command::Order(asked) => order(global, asked, style).await?,
         Command::Plan { filename, offline } => plan(global, filename, *offline, style).await?,
         Command::Lint { filename, offline } => {
             let report = lint(global, filename, *offline).await?;
@@ -115,6 +121,31 @@ async fn follow(
         answer.write(global.output, out)?;
     }
     Ok(Exit::Done)
+}
+
+async fn order(global: &Global, asked: &Order, style: Style) -> anyhow::Result<Answer> {
+    let (name, verb, timeout) = asked.parts();
+    let connection = connect(global).await?;
+    let facts = facts::read(&connection, name).await?;
+    let saying = intent::saying(&verb, &facts, &new_id()).map_err(anyhow::Error::msg)?;
+    let said = order::say(&connection, name, &saying).await?;
+    let mut outcome = intent::outcome(&saying, &said);
+    let deadline = clock::monotonic() + timeout;
+    let mut changes = watch::changes(&connection, Some(&connection.namespace), Some(name));
+    while !outcome.is_final() {
+        let Some(changed) = watch::next_before(&mut changes, deadline).await else {
+            break;
+        };
+        outcome = intent::outcome(&saying, &changed?);
+    }
+    Ok(Answer::new(&outcome, style, outcome.exit()))
+}
+
+/// Of no other request: the second that it was made in, for people, and chance.
+fn new_id() -> String {
+    let now = clock::now().strftime("%Y%m%dT%H%M%SZ");
+    let chance: u32 = rand::random();
+    format!("{now}-{chance:08x}")
 }
 
 async fn plan(global: &Global, file: &Path, offline: bool, style: Style) -> anyhow::Result<Answer> {

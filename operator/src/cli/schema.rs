@@ -99,6 +99,7 @@ fn check(path: &str, value: &Value, schema: &Value, found: &mut Vec<String>) {
                 ("minItems", "maxItems", "items"),
                 found,
             );
+            repeated(path, items, schema, found);
             for (index, item) in items.iter().enumerate() {
                 check(&format!("{path}[{index}]"), item, &schema["items"], found);
             }
@@ -106,6 +107,27 @@ fn check(path: &str, value: &Value, schema: &Value, found: &mut Vec<String>) {
         Value::String(text) => string(path, text, schema, found),
         Value::Number(number) => range(path, number.as_f64(), schema, found),
         Value::Null | Value::Bool(_) => {}
+    }
+}
+
+/// Items of a list whose keys make them one of a kind.
+fn repeated(path: &str, items: &[Value], schema: &Value, found: &mut Vec<String>) {
+    let keys = schema["x-kubernetes-list-map-keys"].as_array();
+    let Some(keys) = keys.filter(|_| schema["x-kubernetes-list-type"] == "map") else {
+        return;
+    };
+    let of = |item: &Value| -> Vec<Value> {
+        let names = keys.iter().filter_map(Value::as_str);
+        names.map(|name| item[name].clone()).collect()
+    };
+    for (index, item) in items.iter().enumerate() {
+        if items[..index].iter().any(|earlier| of(earlier) == of(item)) {
+            let keys: Vec<String> = of(item).iter().map(plain).collect();
+            found.push(format!(
+                "{path}[{index}]: `{}` is there twice",
+                keys.join(", ")
+            ));
+        }
     }
 }
 

@@ -18,6 +18,8 @@ pub enum State {
     Ready,
     /// Something is under way, or not begun.
     Progressing,
+    /// The rollout stands still until a person or a pause's end lets it go on.
+    Paused,
     /// Nothing moves until a person changes something: rolled back, refused, invalid.
     Degraded,
 }
@@ -94,17 +96,31 @@ pub fn standing(service: &MixQuantService, now: Timestamp) -> Standing {
     match (of(ConditionType::Ready), of(ConditionType::Stalled)) {
         (_, Some(stalled)) if stalled.status == "True" => told(State::Degraded, stalled),
         (Some(ready), _) if ready.status == "True" => told(State::Ready, ready),
+        _ if is_true(service, ConditionType::Paused) => {
+            let paused = of(ConditionType::Paused).expect("what is true is there");
+            told(State::Paused, paused)
+        }
         (Some(ready), _) => told(State::Progressing, ready),
         (None, _) => unknown("Unseen", "its status has no conditions yet".into()),
     }
 }
 
 impl Standing {
+    /// Whether there is nothing more to wait for.
+    pub fn is_final(&self, pause_is_good: bool) -> bool {
+        match self.state {
+            State::Ready | State::Degraded => true,
+            State::Paused => pause_is_good,
+            State::Progressing => false,
+        }
+    }
+
     /// What a script should do.
-    pub fn exit(&self) -> Exit {
+    pub fn exit(&self, pause_is_good: bool) -> Exit {
         match self.state {
             State::Ready => Exit::Done,
-            State::Progressing => Exit::NotYet,
+            State::Paused if pause_is_good => Exit::Done,
+            State::Progressing | State::Paused => Exit::NotYet,
             State::Degraded => Exit::No,
         }
     }
@@ -115,7 +131,7 @@ impl State {
     pub fn tone(self) -> Tone {
         match self {
             Self::Ready => Tone::Good,
-            Self::Progressing => Tone::Busy,
+            Self::Progressing | Self::Paused => Tone::Busy,
             Self::Degraded => Tone::Bad,
         }
     }

@@ -30,8 +30,8 @@ pub struct Timeline {
     pub stages: Vec<Stage>,
     /// Seconds from the first ready canary pod to the end, at best.
     pub shortest_seconds: i64,
-    /// Seconds to the end, or to rolling back, at worst (without the Job).
-    pub longest_seconds: i64,
+    /// Seconds to the end, or to rolling back, at worst (without the Job); `None` when a pause waits for a person.
+    pub longest_seconds: Option<i64>,
     /// What every step is judged by.
     pub gates: Vec<String>,
     /// Whether the pods have room; `None` when it was not asked.
@@ -50,7 +50,7 @@ pub enum Change {
     Nothing,
     /// Only the number of pods: no rollout.
     Scale,
-    /// Limits or the rollout's steps: what serves is measured by them at the next change.
+    /// Limits, or the rollout's steps and switches: what serves is measured by them at the next change.
     Limits,
     /// Other engine pods from the same artifact: a canary.
     Revision,
@@ -67,7 +67,7 @@ impl Change {
             Self::Nothing => "nothing changes",
             Self::Scale => "only the number of pods changes: no new revision, no rollout",
             Self::Limits => {
-                "limits or steps change: no new revision; a failure that they caused is tried again"
+                "limits, steps or switches change: no new revision; a failure that they caused is tried again"
             }
             Self::Revision => {
                 "other engine pods: a canary from the artifact that exists, after a verification if the image is new"
@@ -99,8 +99,8 @@ pub struct Stage {
     pub stable: i32,
     /// Seconds at least.
     pub at_least_seconds: i64,
-    /// Seconds after which it has failed.
-    pub at_most_seconds: i64,
+    /// Seconds after which it has failed; `None` when it waits for a person.
+    pub at_most_seconds: Option<i64>,
 }
 
 /// What `service` would do to `live`, the same service as the cluster has it (`None`: not there), as far as it is known.
@@ -114,7 +114,7 @@ pub fn timeline(service: &MixQuantService, live: Option<Option<&MixQuantService>
         differences: Vec::new(),
         stages: Vec::new(),
         shortest_seconds: 0,
-        longest_seconds: 0,
+        longest_seconds: None,
         gates: Vec::new(),
         capacity: None,
         unknown: Vec::new(),
@@ -132,15 +132,16 @@ pub fn timeline(service: &MixQuantService, live: Option<Option<&MixQuantService>
             serde_json::to_value(&service.spec).expect("a spec is plain data")
         };
         timeline.differences = differences(&spec(live), &spec(&service));
+        // A switch such as `rollout.paused` asks nothing anew, and yet it is a change.
+        if timeline.change == Some(Change::Nothing) && !timeline.differences.is_empty() {
+            timeline.change = Some(Change::Limits);
+        }
     }
     timeline.stages = stages(&valid, timeline.change);
     let jobs = |stage: &&Stage| stage.name == "calibration";
-    let sum = |seconds: fn(&Stage) -> i64| {
-        let stages = timeline.stages.iter();
-        stages.filter(|stage| !jobs(stage)).map(seconds).sum()
-    };
-    timeline.shortest_seconds = sum(|stage| stage.at_least_seconds);
-    timeline.longest_seconds = sum(|stage| stage.at_most_seconds);
+    let pods = || timeline.stages.iter().filter(|stage| !jobs(stage));
+    timeline.shortest_seconds = pods().map(|stage| stage.at_least_seconds).sum();
+    timeline.longest_seconds = pods().map(|stage| stage.at_most_seconds).sum();
     timeline.gates = gates(&valid);
     timeline
 }
@@ -192,10 +193,10 @@ fn stages(valid: &ValidService, change: Option<Change>) -> Vec<Stage> {
     let mut stages = Vec::new();
     if matches!(change, None | Some(Change::First | Change::Calibration)) {
         let longest = valid.calibration.active_deadline_seconds;
-        stages.push(stage("calibration", 0, 0, longest));
+        stages.push(stage("calibration", 0, 0, Some(longest)));
     }
     if change == Some(Change::First) {
-        let pods = stage("start", 0, 0, deadline);
+        let pods = stage("start", 0, 0, Some(deadline));
         stages.push(pods);
         return stages;
     }
@@ -208,7 +209,7 @@ fn stages(valid: &ValidService, change: Option<Change>) -> Vec<Stage> {
         let steps = &rollout.steps[..count];
         canary::size_after(rollout, steps, valid.replicas)
     };
-    stages.push(stage("start", size(0), 0, deadline));
+    stages.push(stage("start", size(0), 0, Some(deadline)));
     let mut shares = false;
     for (index, step) in rollout.steps.iter().enumerate() {
         let pods = size(index + 1);
@@ -224,8 +225,11 @@ fn stages(valid: &ValidService, change: Option<Change>) -> Vec<Stage> {
         let pause = matches!(step, Step::Pause { .. });
         shares |= !pause;
         let least = i64::from(at_least).max(if shares { judged } else { 0 });
-        // A pause does not count against the deadline.
-        let most = if pause { least + deadline } else { deadline };
+        let most = match *step {
+            // A pause does not count against the deadline.
+            Step::Pause { duration } => duration.map(|_| least + deadline),
+            Step::Weight { .. } | Step::Replicas { .. } => Some(deadline),
+        };
         stages.push(Stage {
             weight,
             achieved: shares.then(|| canary::achieved_weight(pods, valid.replicas)),
@@ -236,7 +240,7 @@ fn stages(valid: &ValidService, change: Option<Change>) -> Vec<Stage> {
     let all = last.max(valid.replicas);
     stages.push(Stage {
         achieved: Some(canary::achieved_weight(all, valid.replicas)),
-        ..stage("take over", all, judged, deadline)
+        ..stage("take over", all, judged, Some(deadline))
     });
     stages
 }
@@ -321,13 +325,16 @@ impl Plain for Timeline {
         if !self.stages.is_empty() {
             push(&mut text, format_args!("\n{}", self.table(style)));
         }
-        if self.stages.iter().any(|stage| stage.weight.is_some()) {
+        if self.stages.iter().any(|stage| stage.achieved.is_some()) {
+            let longest = self.longest_seconds.map_or_else(
+                || "a pause waits for a person".to_owned(),
+                |seconds| format!("promoted or rolled back after {} at most", exact(seconds)),
+            );
             push(
                 &mut text,
                 format_args!(
-                    "at best {} after the canary's pods are ready; promoted or rolled back after {} at most\n",
-                    exact(self.shortest_seconds),
-                    exact(self.longest_seconds)
+                    "at best {} after the canary's pods are ready; {longest}\n",
+                    exact(self.shortest_seconds)
                 ),
             );
         }
@@ -364,7 +371,7 @@ impl Timeline {
                 stage.canary.to_string().into(),
                 stage.stable.to_string().into(),
                 exact(stage.at_least_seconds).into(),
-                exact(stage.at_most_seconds).into(),
+                stage.at_most_seconds.map_or("-".into(), exact).into(),
             ]);
         }
         table.render(style, 0)

@@ -11,7 +11,7 @@ use mixquant_crds::MixQuantService;
 
 use super::connect::Connection;
 use super::facts;
-use super::standing::{Standing, State, standing};
+use super::standing::{Standing, standing};
 use crate::clock;
 
 /// Services as they change, beginning with those that are there; a deleted one comes once more as it was.
@@ -62,10 +62,10 @@ fn is_final(error: &watcher::Error) -> bool {
 pub async fn settled(
     connection: &Connection,
     name: &str,
-    timeout: Option<Duration>,
+    (timeout, pause_is_good): (Option<Duration>, bool),
 ) -> anyhow::Result<Standing> {
     let now = standing(&facts::service(connection, name).await?, clock::now());
-    let Some(timeout) = timeout.filter(|_| now.state == State::Progressing) else {
+    let Some(timeout) = timeout.filter(|_| !now.is_final(pause_is_good)) else {
         return Ok(now);
     };
     let (mut last, deadline) = (now, clock::monotonic() + timeout);
@@ -77,14 +77,15 @@ pub async fn settled(
             "`{name}` is being deleted"
         );
         last = standing(&changed, clock::now());
-        if last.state != State::Progressing {
+        if last.is_final(pause_is_good) {
             break;
         }
     }
     Ok(last)
 }
 
-async fn next_before<T>(
+/// The next of `stream`, or nothing at the deadline.
+pub async fn next_before<T>(
     stream: &mut (impl Stream<Item = T> + Unpin),
     deadline: Instant,
 ) -> Option<T> {
