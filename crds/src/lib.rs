@@ -24,12 +24,12 @@ pub mod status;
 pub use digest::{Digest, DigestError};
 pub use precision::{
     DecodePlan, DecodeScheme, KvCacheMode, KvCachePlan, KvPrecision, PrecisionPlan, PrefillPlan,
-    PrefillScheme,
+    PrefillScheme, WeightCopies,
 };
 pub use report::{CalibrationReport, FailureReason, JobFailure, JobMessage, Slice, VerifyReport};
 pub use request::{Command, Request, RequestError};
 #[cfg(feature = "kube")]
-pub use scalars::{Decimal, Span};
+pub use scalars::{Decimal, PromptThreshold, Span};
 #[cfg(feature = "kube")]
 pub use service::{MixQuantService, MixQuantServiceSpec};
 #[cfg(feature = "kube")]

@@ -55,6 +55,8 @@ pub const ARTIFACT_MANIFEST: &str = "manifest.json";
 pub const ARTIFACT_PLAN: &str = "plan.json";
 /// Artifact folder: importance thresholds per layer and KV head.
 pub const ARTIFACT_ATTENTION: &str = "attention.json";
+/// Artifact folder: the first answers of a healthy engine, compared before pods are ready.
+pub const ARTIFACT_GOLDEN: &str = "golden.json";
 /// Artifact folder: the [`CalibrationReport`](crate::report::CalibrationReport); not part of the digest.
 pub const ARTIFACT_REPORT: &str = "report.json";
 /// Artifact folder: quantised tensors.
@@ -79,16 +81,24 @@ pub mod engine_metrics {
     pub const KV_CACHE_USAGE: &str = "mixquant_kv_cache_usage_ratio";
     /// Gauge, bytes of stored keys and values, by `tier`.
     pub const KV_CACHE_BYTES: &str = "mixquant_kv_cache_bytes";
-    /// Counter, prompts by `precision` (`W8A8`, `BF16`, `FP32`) and `reason` (`length`, `short`, `plan`).
+    /// Counter, prompts by `precision` (`W8A8`, `BF16`, `FP32`) of what was decoded from and `reason` (`length`, `short`, `plan`, `fallback`).
     pub const PREFILL_PRECISION: &str = "mixquant_prefill_precision";
     /// Counter, prompts that the safety valve had read again precisely, by `reason` (`nan`, `top1`, `kl`, `audit`).
     pub const VALVE_FALLBACK: &str = "mixquant_valve_fallback";
     /// Histogram, nats, one observation a checked prompt: KL(precise ‖ quantised) of the last prompt token over the same cache.
     pub const FIRST_TOKEN_KL: &str = "mixquant_first_token_kl";
+    /// Counter, checked prompts by `agreement` of the most likely token (`same`, `tie`, `different`).
+    pub const TOP1_AGREEMENT: &str = "mixquant_top1_agreement";
     /// Histogram, nats, one observation an audited prompt: KL(full precise prefill ‖ what the valve let pass).
     pub const SHADOW_AUDIT_KL: &str = "mixquant_shadow_audit_kl";
+    /// Counter, records of the difference log by `outcome` (`written`, `dropped`).
+    pub const DIFFERENCE_RECORDS: &str = "mixquant_difference_records";
     /// Counter, steps whose logits were no finite numbers, those that the valve caught included.
     pub const NAN_LOGITS: &str = "mixquant_nan_logits";
+    /// Gauge, bytes of weights in memory by `copy` (`precise`, `quantised`, `scratch`).
+    pub const WEIGHT_BYTES: &str = "mixquant_weight_bytes";
+    /// Gauge, prompts of so many tokens and more are read by the quantised copy; 0 where none is.
+    pub const PREFILL_MIN_PROMPT_TOKENS: &str = "mixquant_prefill_min_prompt_tokens";
     /// Counter, prompt tokens read.
     pub const PROMPT_TOKENS: &str = "mixquant_prompt_tokens";
     /// Counter, tokens generated.
@@ -112,6 +122,16 @@ pub mod engine_metrics {
         ("vllm:num_requests_waiting", REQUESTS_WAITING),
         ("vllm:kv_cache_usage_perc", KV_CACHE_USAGE),
     ];
+}
+
+/// The safety valve where a service says nothing about it.
+pub mod valve_defaults {
+    /// KL(precise ‖ quantised) of the first token at most, nats.
+    pub const MAX_KL: f64 = 0.05;
+    /// The precise top1-top2 logit margin from which on another most likely token is a breach.
+    pub const MIN_MARGIN: f64 = 0.5;
+    /// Percent of the quantised prompts that are also read precisely.
+    pub const SHADOW_AUDIT_PERCENT: f64 = 1.0;
 }
 
 /// Metric names of the operator (counters get `_total` in the exposition).

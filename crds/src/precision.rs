@@ -22,6 +22,21 @@ pub enum DecodeScheme {
     BF16,
     /// FP32 arithmetic on the stored weights: the baseline that divergence is measured against.
     FP32,
+    /// INT8 weights times INT8 activations (symmetric, one scale a token): the quantised copy serves both phases.
+    W8A8,
+}
+
+/// Which forms of the weights stay in memory beside each other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
+pub enum WeightCopies {
+    /// The precise weights and the quantised copy.
+    #[default]
+    Dual,
+    /// The precise weights; the quantised form of a linear is made from them whenever a prompt is read.
+    OnTheFly,
+    /// The quantised copy alone, for prefill and decode.
+    Single,
 }
 
 /// How one stored key or value is kept.
@@ -94,6 +109,9 @@ pub struct PrecisionPlan {
     pub prefill: PrefillPlan,
     /// Decode.
     pub decode: DecodePlan,
+    /// Which weights stay in memory; plans made before there was a choice keep both.
+    #[serde(default)]
+    pub weight_copies: WeightCopies,
     /// KV cache.
     pub kv_cache: KvCachePlan,
 }
@@ -112,6 +130,7 @@ impl PrecisionPlan {
                 min_prompt_tokens: 1,
             },
             decode: DecodePlan { scheme },
+            weight_copies: WeightCopies::Dual,
             kv_cache: KvCachePlan {
                 mode: KvCacheMode::Uniform,
                 default: KvPrecision::BF16,
@@ -124,6 +143,16 @@ impl PrecisionPlan {
         }
     }
 
+    /// Whether prompts are read with another arithmetic than tokens are generated with.
+    pub fn has_switch(&self) -> bool {
+        self.prefill.scheme == PrefillScheme::W8A8 && self.weight_copies != WeightCopies::Single
+    }
+
+    /// Whether a quantised copy of the weights is kept, and so is part of an artifact.
+    pub fn keeps_quantised_copy(&self) -> bool {
+        self.prefill.scheme == PrefillScheme::W8A8 && self.weight_copies != WeightCopies::OnTheFly
+    }
+
     /// The first thing in the plan that cannot work, named with its fix.
     ///
     /// # Errors
@@ -132,6 +161,14 @@ impl PrecisionPlan {
         let kv = &self.kv_cache;
         if self.prefill.min_prompt_tokens == 0 {
             return Err("prefill.minPromptTokens is 0: write at least 1".into());
+        }
+        if (self.weight_copies == WeightCopies::Single)
+            != (self.decode.scheme == DecodeScheme::W8A8)
+        {
+            return Err("decode.scheme W8A8 and weightCopies Single belong together: one INT8 copy serves prefill and decode".into());
+        }
+        if self.weight_copies != WeightCopies::Dual && self.prefill.scheme != PrefillScheme::W8A8 {
+            return Err("weightCopies says how the quantised copy is kept: with prefill.scheme Precise leave it out".into());
         }
         if !(kv.quantile > 0.0 && kv.quantile < 1.0) {
             return Err(format!(
@@ -152,5 +189,54 @@ impl PrecisionPlan {
             return Err("kvCache.important must be more precise than kvCache.default".into());
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(prefill: PrefillScheme, decode: DecodeScheme, copies: WeightCopies) -> PrecisionPlan {
+        let mut plan = PrecisionPlan::precise(decode);
+        plan.prefill.scheme = prefill;
+        plan.weight_copies = copies;
+        plan
+    }
+
+    #[test]
+    fn copies_and_schemes_must_fit_one_another() {
+        use WeightCopies::{Dual, OnTheFly, Single};
+        let (w8a8, precise) = (PrefillScheme::W8A8, PrefillScheme::Precise);
+        let (bf16, int8) = (DecodeScheme::BF16, DecodeScheme::W8A8);
+        for good in [
+            (w8a8, bf16, Dual),
+            (w8a8, bf16, OnTheFly),
+            (w8a8, int8, Single),
+            (precise, bf16, Dual),
+        ] {
+            assert_eq!(plan(good.0, good.1, good.2).check(), Ok(()), "{good:?}");
+        }
+        for bad in [
+            (w8a8, bf16, Single),
+            (w8a8, int8, Dual),
+            (w8a8, int8, OnTheFly),
+            (precise, int8, Single),
+            (precise, bf16, OnTheFly),
+        ] {
+            assert!(plan(bad.0, bad.1, bad.2).check().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_plan_without_copies_keeps_both() {
+        let mut text = serde_json::to_value(plan(
+            PrefillScheme::W8A8,
+            DecodeScheme::BF16,
+            WeightCopies::Dual,
+        ))
+        .unwrap();
+        text.as_object_mut().unwrap().remove("weightCopies");
+        let plan: PrecisionPlan = serde_json::from_value(text).unwrap();
+        assert_eq!(plan.weight_copies, WeightCopies::Dual);
     }
 }

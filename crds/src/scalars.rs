@@ -81,6 +81,37 @@ impl JsonSchema for Span {
     }
 }
 
+/// From which prompt length on the quantised prefill is used: a number of tokens, or `Auto` for the break-even that calibration measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum PromptThreshold {
+    /// So many tokens.
+    Tokens(i32),
+    /// Measured.
+    Measured(Auto),
+}
+
+/// The word `Auto`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Auto {
+    /// Itself.
+    Auto,
+}
+
+impl JsonSchema for PromptThreshold {
+    fn schema_name() -> Cow<'static, str> {
+        "PromptThreshold".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"x-kubernetes-int-or-string": true})
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,6 +128,18 @@ mod tests {
     fn what_is_no_span_has_no_seconds() {
         for text in ["", "s", "5", "5d", "-5s", "5 s", "99999999999h", "5µ"] {
             assert_eq!(Span(text.into()).seconds(), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_threshold_is_a_number_or_the_word_auto() {
+        let read = |text: &str| serde_json::from_str::<PromptThreshold>(text).ok();
+        assert_eq!(read("512"), Some(PromptThreshold::Tokens(512)));
+        let auto = PromptThreshold::Measured(Auto::Auto);
+        assert_eq!(read("\"Auto\""), Some(auto));
+        assert_eq!(serde_json::to_string(&auto).unwrap(), "\"Auto\"");
+        for wrong in ["\"512\"", "\"auto\"", "1.5", "null", "99999999999"] {
+            assert_eq!(read(wrong), None, "{wrong}");
         }
     }
 

@@ -15,9 +15,9 @@ use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
-use crate::precision::{DecodeScheme, KvCacheMode, KvPrecision, PrefillScheme};
+use crate::precision::{DecodeScheme, KvCacheMode, KvPrecision, PrefillScheme, WeightCopies};
 use crate::rollout::{GateSpec, RolloutSpec, SloSpec};
-use crate::scalars::Decimal;
+use crate::scalars::{Decimal, PromptThreshold};
 use crate::status::MixQuantServiceStatus;
 
 /// A language model served with quantised prefill, precise decode and a mixed-precision KV cache: calibrated and verified before it serves, rolled out gray, rolled back by itself.
@@ -50,7 +50,7 @@ use crate::status::MixQuantServiceStatus;
     validation = Rule::new("self.calibration.dataset.configMap.name != self.verification.dataset.configMap.name || self.calibration.dataset.configMap.key != self.verification.dataset.configMap.key").message("verification.dataset is the calibration data: verify on texts that calibration has not seen"),
     validation = Rule::new("self.calibration.sequenceLength <= self.engine.maxSequenceLength").message("calibration.sequenceLength is above engine.maxSequenceLength: lower it, the engine never sees such a text"),
     validation = Rule::new("self.verification.sequenceLength <= self.engine.maxSequenceLength").message("verification.sequenceLength is above engine.maxSequenceLength: lower it, the engine never sees such a text"),
-    validation = Rule::new("!has(self.precision.prefill.minPromptTokens) || self.precision.prefill.minPromptTokens <= self.engine.maxSequenceLength").message("precision.prefill.minPromptTokens is above engine.maxSequenceLength: no prompt could ever use the quantised prefill"),
+    validation = Rule::new("!has(self.precision.prefill.minPromptTokens) || type(self.precision.prefill.minPromptTokens) != int || self.precision.prefill.minPromptTokens <= self.engine.maxSequenceLength").message("precision.prefill.minPromptTokens is above engine.maxSequenceLength: no prompt could ever use the quantised prefill"),
     validation = Rule::new("!has(self.precision.kvCache.importance) || self.precision.kvCache.importance.sinkTokens + self.precision.kvCache.importance.recentTokens < self.engine.maxSequenceLength").message("kvCache.importance.sinkTokens + recentTokens reach engine.maxSequenceLength: nothing would ever be stored at the default precision"),
     validation = Rule::new("!has(self.precision.kvCache.importance) || self.precision.kvCache.importance.sinkTokens + self.precision.kvCache.importance.recentTokens < self.calibration.sequenceLength").message("kvCache.importance.sinkTokens + recentTokens reach calibration.sequenceLength: no key could be measured, raise sequenceLength"),
     validation = Rule::new("self.precision.kvCache.default == 'BF16' || (has(self.precision.kvCache.importance) ? self.precision.kvCache.importance.recentTokens : 0) + 2 * self.precision.kvCache.blockSize < self.verification.sequenceLength").message("verification.sequenceLength is not above kvCache.importance.recentTokens + 2 * blockSize: no key would be quantised while the precision is measured, raise it"),
@@ -135,34 +135,70 @@ pub struct ClaimPath {
 /// The arithmetic.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("self.prefill.scheme == 'W8A8' && !(has(self.weightCopies) && self.weightCopies == 'Single') ? has(self.prefill.minPromptTokens) : !has(self.prefill.minPromptTokens)").message("prefill.minPromptTokens belongs to scheme W8A8 in front of a precise decode: set it there (512 is a good start) and leave it out with Precise and with weightCopies Single"),
+    validation = Rule::new("!has(self.weightCopies) || self.prefill.scheme == 'W8A8'").message("precision.weightCopies says how the quantised copy is kept: leave it out with prefill.scheme Precise"),
+    validation = Rule::new("(has(self.weightCopies) && self.weightCopies == 'Single') == (self.decode.scheme == 'W8A8')").message("decode.scheme W8A8 and weightCopies Single belong together: one INT8 copy serves prefill and decode"),
+    validation = Rule::new("!has(self.safetyValve) || (self.prefill.scheme == 'W8A8' && self.decode.scheme != 'W8A8')").message("precision.safetyValve guards a quantised prefill in front of a precise decode: leave it out with prefill.scheme Precise and with weightCopies Single")
+)]
 pub struct PrecisionSpec {
     /// Reading the prompt.
     pub prefill: PrefillSpec,
     /// Generating tokens.
     pub decode: DecodeSpec,
+    /// Which weights stay in memory: `Dual` (both, the default), `OnTheFly` (the quantised form is made while a prompt is read) or `Single` (one INT8 copy for prefill and decode).
+    pub weight_copies: Option<WeightCopies>,
+    /// What a quantised prefill must keep of the precise answer, or the engine reads that prompt again precisely.
+    pub safety_valve: Option<SafetyValveSpec>,
     /// Storing keys and values.
     pub kv_cache: KvCacheSpec,
+}
+
+/// What a quantised prefill must keep of the precise answer.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SafetyValveSpec {
+    /// KL(precise ‖ quantised) of the first token at most, nats.
+    #[serde(default = "max_kl")]
+    #[x_kube(validation = Rule::new("double(self) > 0.0").message("safetyValve.maxKl must be above 0, such as \"0.05\": at 0 every prompt would be read twice"))]
+    pub max_kl: Decimal,
+    /// Another most likely token is a breach only where the precise logits of the two most likely tokens are at least so far apart.
+    #[serde(default = "min_margin")]
+    pub min_margin: Decimal,
+    /// Percent of the quantised prompts that are also read precisely, as ground truth.
+    #[schemars(range(min = 0, max = 100))]
+    #[serde(default = "shadow_audit_percent")]
+    pub shadow_audit_percent: i32,
+}
+
+fn max_kl() -> Decimal {
+    Decimal("0.05".into())
+}
+
+fn min_margin() -> Decimal {
+    Decimal("0.5".into())
+}
+
+fn shadow_audit_percent() -> i32 {
+    1
 }
 
 /// Reading the prompt.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[x_kube(
-    validation = Rule::new("self.scheme == 'W8A8' ? has(self.minPromptTokens) : !has(self.minPromptTokens)").message("prefill.minPromptTokens belongs to scheme W8A8: set it there (512 is a good start) and leave it out with Precise")
-)]
 pub struct PrefillSpec {
     /// `W8A8`, or `Precise` for the same arithmetic as decode.
     pub scheme: PrefillScheme,
-    /// Prompts shorter than this use the decode scheme: quantised prefill gains nothing on them.
-    #[schemars(range(min = 1, max = 1_048_576))]
-    pub min_prompt_tokens: Option<i32>,
+    /// Prompts shorter than this use the decode scheme: quantised prefill gains nothing on them. `Auto` is the break-even that the calibration Job measures and pins in the artifact.
+    #[x_kube(validation = Rule::new("type(self) == int ? self >= 1 && self <= 1048576 : self == 'Auto'").message("prefill.minPromptTokens must be a number from 1 to 1048576, or Auto"))]
+    pub min_prompt_tokens: Option<PromptThreshold>,
 }
 
 /// Generating tokens.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DecodeSpec {
-    /// `BF16`, or `FP32` for the baseline's own arithmetic.
+    /// `BF16`, `W8A8` where one INT8 copy serves both phases, or `FP32` for the baseline's own arithmetic.
     pub scheme: DecodeScheme,
 }
 
@@ -367,4 +403,17 @@ pub struct Resources {
     /// What may be used at most.
     #[schemars(extend("maxProperties" = 4))]
     pub limits: Option<BTreeMap<String, Quantity>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::valve_defaults as engine;
+
+    #[test]
+    fn the_safety_valve_has_the_same_defaults_here_and_in_the_engine() {
+        assert_eq!(max_kl().value(), Some(engine::MAX_KL));
+        assert_eq!(min_margin().value(), Some(engine::MIN_MARGIN));
+        assert!((f64::from(shadow_audit_percent()) - engine::SHADOW_AUDIT_PERCENT).abs() < 1e-12);
+    }
 }

@@ -27,6 +27,7 @@ pub mod scheduler;
 pub mod server;
 pub mod telemetry;
 pub mod tokenizer;
+pub mod valve;
 pub mod verify;
 pub mod worker;
 

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use mixquant_crds::names::engine_metrics as names;
-use mixquant_crds::{DecodeScheme, Digest, KvPrecision};
+use mixquant_crds::{DecodeScheme, Digest, KvPrecision, PrecisionPlan};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
@@ -16,8 +16,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 
-/// Counter, steps whose logits were no finite numbers; the request fails.
-const NAN_LOGITS: &str = "mixquant_nan_logits";
+mod quality;
+
+use self::quality::Quality;
+use crate::model::WeightBytes;
+use crate::valve::read::Check;
 
 /// The arithmetic that read a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
@@ -32,6 +35,7 @@ impl From<DecodeScheme> for PrefillPrecision {
     fn from(scheme: DecodeScheme) -> Self {
         match scheme {
             DecodeScheme::BF16 => Self::BF16,
+            DecodeScheme::W8A8 => Self::W8A8,
             DecodeScheme::FP32 => Self::FP32,
         }
     }
@@ -47,6 +51,8 @@ pub enum PrefillReason {
     short,
     /// The plan has no switch.
     plan,
+    /// The quantised copy read it first and the safety valve did not let that pass.
+    fallback,
 }
 
 /// How a request ended.
@@ -86,6 +92,11 @@ struct BuildLabels {
     version: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CopyLabels {
+    copy: &'static str,
+}
+
 type FloatGauge = Gauge<f64, AtomicU64>;
 
 /// Every metric of the process.
@@ -100,11 +111,13 @@ pub struct Metrics {
     requests_waiting: Gauge,
     kv_usage: FloatGauge,
     kv_bytes: Family<TierLabels, Gauge>,
+    weight_bytes: Family<CopyLabels, Gauge>,
     prefill_precision: Family<PrefillLabels, Counter>,
+    min_prompt_tokens: Gauge,
     prompt_tokens: Counter,
     generation_tokens: Counter,
     requests: Family<OutcomeLabels, Counter>,
-    nan_logits: Counter,
+    quality: Quality,
     build_info: Family<BuildLabels, Gauge>,
 }
 
@@ -114,8 +127,10 @@ impl Metrics {
         let labels = [("model_name", model_name), ("revision", revision)];
         let labels = labels.map(|(name, value)| (name.into(), value.to_owned().into()));
         let histogram = || Histogram::new(latency_buckets());
+        let mut registry = Registry::with_labels(labels.into_iter());
+        let quality = Quality::register(&mut registry);
         let metrics = Self {
-            registry: Registry::with_labels(labels.into_iter()),
+            registry,
             time_to_first_token: histogram(),
             time_per_output_token: histogram(),
             inter_token_latency: histogram(),
@@ -124,11 +139,13 @@ impl Metrics {
             requests_waiting: Gauge::default(),
             kv_usage: FloatGauge::default(),
             kv_bytes: Family::default(),
+            weight_bytes: Family::default(),
             prefill_precision: Family::default(),
+            min_prompt_tokens: Gauge::default(),
             prompt_tokens: Counter::default(),
             generation_tokens: Counter::default(),
             requests: Family::default(),
-            nan_logits: Counter::default(),
+            quality,
             build_info: Family::default(),
         };
         metrics.with_latencies().with_load().with_counters()
@@ -182,10 +199,22 @@ impl Metrics {
     }
 
     fn with_counters(mut self) -> Self {
+        let cell = self.weight_bytes.clone();
+        self.add(
+            names::WEIGHT_BYTES,
+            "Bytes of weights in memory by copy",
+            &cell,
+        );
         let cell = self.prefill_precision.clone();
         self.add(
             names::PREFILL_PRECISION,
             "Prompts by the arithmetic that read them",
+            &cell,
+        );
+        let cell = self.min_prompt_tokens.clone();
+        self.add(
+            names::PREFILL_MIN_PROMPT_TOKENS,
+            "Tokens from which on the quantised copy reads a prompt; 0 where none does",
             &cell,
         );
         let cell = self.prompt_tokens.clone();
@@ -194,12 +223,6 @@ impl Metrics {
         self.add(names::GENERATION_TOKENS, "Tokens generated", &cell);
         let cell = self.requests.clone();
         self.add(names::REQUESTS, "Requests by how they ended", &cell);
-        let cell = self.nan_logits.clone();
-        self.add(
-            NAN_LOGITS,
-            "Steps whose logits were no finite numbers",
-            &cell,
-        );
         let cell = self.build_info.clone();
         self.add(names::BUILD_INFO, "What runs: always 1", &cell);
         let start = FloatGauge::default();
@@ -260,6 +283,29 @@ impl Metrics {
         self.build_info.get_or_create(&labels).set(1);
     }
 
+    /// The plan that is obeyed.
+    pub fn set_plan(&self, plan: &PrecisionPlan) {
+        let threshold = if plan.has_switch() {
+            i64::from(plan.prefill.min_prompt_tokens)
+        } else {
+            0
+        };
+        self.min_prompt_tokens.set(threshold);
+    }
+
+    /// What the weights take.
+    pub fn set_weight_bytes(&self, bytes: WeightBytes) {
+        for (copy, bytes) in [
+            ("precise", bytes.precise),
+            ("quantised", bytes.quantised),
+            ("scratch", bytes.scratch),
+        ] {
+            self.weight_bytes
+                .get_or_create(&CopyLabels { copy })
+                .set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+    }
+
     /// A prompt was read.
     pub fn prefilled(&self, tokens: usize, precision: PrefillPrecision, reason: PrefillReason) {
         self.prompt_tokens.inc_by(tokens as u64);
@@ -295,7 +341,12 @@ impl Metrics {
 
     /// Logits were no finite numbers.
     pub fn nan_logits(&self) {
-        self.nan_logits.inc();
+        self.quality.nan_logits();
+    }
+
+    /// The valve looked at a prompt.
+    pub fn checked(&self, check: &Check) {
+        self.quality.checked(check);
     }
 
     /// A request ended.
@@ -350,95 +401,4 @@ fn geometric(first: f64, last: f64, steps: i32) -> Vec<f64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn value(text: &str, series: &str) -> f64 {
-        let line = text
-            .lines()
-            .find(|line| line.starts_with(series))
-            .unwrap_or_else(|| panic!("{series} is missing"));
-        line.rsplit(' ').next().unwrap().parse().unwrap()
-    }
-
-    #[test]
-    fn buckets_tell_five_percent_up_to_two_seconds() {
-        let buckets = latency_buckets();
-        assert!(
-            (buckets[0] - 0.001).abs() < 1e-12 && (buckets.last().unwrap() - 120.0).abs() < 1e-9
-        );
-        for pair in buckets.windows(2) {
-            assert!(pair[0] < pair[1], "{pair:?}");
-            assert!(pair[1] > 2.0 || pair[1] / pair[0] <= 1.05, "{pair:?}");
-        }
-    }
-
-    #[test]
-    fn the_time_per_token_leaves_out_the_first() {
-        let metrics = Metrics::new("m", "r");
-        let second = Duration::from_secs(1);
-        metrics.finished(6 * second, 4 * second, 5);
-        metrics.finished(second, Duration::ZERO, 1);
-        metrics.finished(second, Duration::ZERO, 0);
-        let text = metrics.text();
-        let series = |suffix: &str| format!("{}{suffix}{{", names::REQUEST_TIME_PER_OUTPUT_TOKEN);
-        assert!((value(&text, &series("_count")) - 1.0).abs() < 1e-9);
-        assert!((value(&text, &series("_sum")) - 1.0).abs() < 1e-9);
-        assert!(
-            (value(&text, &format!("{}_count{{", names::E2E_REQUEST_LATENCY)) - 3.0).abs() < 1e-9
-        );
-    }
-
-    #[test]
-    fn every_alias_repeats_its_series() {
-        let metrics = Metrics::new("m", "r");
-        metrics.first_token(Duration::from_millis(5));
-        metrics.next_token(Duration::from_millis(5));
-        metrics.finished(Duration::from_millis(9), Duration::from_millis(4), 2);
-        metrics.set_load(3, 4, 0.5);
-        let text = metrics.text();
-        let lines = |name: &str| -> Vec<String> {
-            let of = |line: &&str| {
-                line.starts_with(&format!("{name}{{")) || line.starts_with(&format!("{name}_"))
-            };
-            text.lines()
-                .filter(of)
-                .map(|line| line.replacen(name, "", 1))
-                .collect()
-        };
-        for (alias, own) in names::VLLM_ALIASES {
-            assert!(!lines(own).is_empty(), "{own}");
-            assert_eq!(lines(alias), lines(own), "{alias}");
-        }
-        assert!(text.ends_with("# EOF\n"));
-    }
-
-    #[test]
-    fn the_names_on_the_wire_are_those_of_the_contract() {
-        let metrics = Metrics::new("a\"b", "r");
-        metrics.set_build_info(&Digest::of_bytes(b""), None);
-        metrics.prefilled(3, PrefillPrecision::W8A8, PrefillReason::length);
-        metrics.request(Outcome::ok);
-        metrics.set_kv_bytes(&[(KvPrecision::INT4, 7)]);
-        let text = metrics.text();
-        let labels = "model_name=\"a\\\"b\",revision=\"r\"";
-        for line in [
-            format!(
-                "mixquant_prefill_precision_total{{{labels},precision=\"W8A8\",reason=\"length\"}} 1"
-            ),
-            format!("mixquant_requests_total{{{labels},outcome=\"ok\"}} 1"),
-            format!("mixquant_kv_cache_bytes{{{labels},tier=\"INT4\"}} 7"),
-            format!("mixquant_prompt_tokens_total{{{labels}}} 3"),
-        ] {
-            assert!(
-                text.lines().any(|found| found == line),
-                "{line} in\n{}",
-                text.lines()
-                    .filter(|l| l.contains("total"))
-                    .collect::<Vec<_>>()
-                    .join("\n")
-            );
-        }
-        assert!(value(&text, names::PROCESS_START_TIME) > 1.7e9);
-    }
-}
+mod tests;

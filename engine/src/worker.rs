@@ -8,22 +8,26 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use mixquant_crds::{KvPrecision, PrefillScheme};
+use mixquant_crds::KvPrecision;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
-use crate::error::Result;
 use crate::health::Health;
-use crate::metrics::{Metrics, PrefillPrecision, PrefillReason};
+use crate::metrics::Metrics;
 use crate::model::{Chunk, KvCache, LogitRows, Model, Pass, Workspace};
-use crate::sample::{Likelihood, Sampler, Sampling};
+use crate::sample::{Likelihood, Sampling};
 use crate::scheduler::{Batch, Limits, Scheduler, SequenceId};
 use crate::tokenizer::Tokenizer;
+use crate::valve::log::DifferenceLog;
+use crate::valve::read::{Settings, Valve};
 
 mod answer;
+mod prefill;
+mod self_test;
 
 use answer::{Answer, Next};
+pub use self_test::self_test;
 
 /// How often the bytes of all caches are counted while the worker is busy.
 const KV_BYTES_INTERVAL: Duration = Duration::from_millis(500);
@@ -109,6 +113,8 @@ pub struct Worker {
     scheduler: Scheduler,
     sequences: BTreeMap<SequenceId, Sequence>,
     workspace: Workspace,
+    valve: Valve,
+    differences: Option<DifferenceLog>,
     metrics: Arc<Metrics>,
     health: Arc<Health>,
     next_id: u64,
@@ -131,12 +137,22 @@ impl Worker {
             scheduler: Scheduler::new(limits),
             sequences: BTreeMap::new(),
             workspace: Workspace::default(),
+            valve: Valve::new(Settings::default()),
+            differences: None,
             metrics,
             health,
             next_id: 0,
             kv_capacity_tokens: limits.kv_capacity_tokens.max(1),
             kv_bytes_counted: Instant::now(),
         }
+    }
+
+    /// With a valve other than the default, and a log of what it did not let pass.
+    #[must_use]
+    pub fn with_valve(mut self, settings: Settings, differences: Option<DifferenceLog>) -> Self {
+        self.valve = Valve::new(settings);
+        self.differences = differences;
+        self
     }
 
     /// Works until every sender of jobs is gone and every sequence done.
@@ -204,45 +220,6 @@ impl Worker {
     fn end(&mut self, id: SequenceId) {
         self.scheduler.remove(id);
         self.sequences.remove(&id);
-    }
-
-    fn prefill(&mut self, id: SequenceId) {
-        let Some(sequence) = self.sequences.get_mut(&id) else {
-            self.scheduler.remove(id);
-            return;
-        };
-        let job = &sequence.job;
-        let pass = self.model.prefill_pass(job.prompt.len());
-        let logits = match (job.prompt_logprobs, job.max_new_tokens) {
-            (true, _) => LogitRows::All,
-            (false, 0) => LogitRows::None,
-            (false, _) => LogitRows::Last,
-        };
-        let cache = self.model.new_cache(job.prompt.len() + job.max_new_tokens);
-        let cache = sequence.cache.insert(cache);
-        let chunk = Chunk {
-            tokens: &job.prompt,
-            cache,
-            logits,
-        };
-        let result = self
-            .model
-            .forward(pass, &mut [chunk], &mut self.workspace, None);
-        let (precision, reason) = prefill_labels(&self.model, pass);
-        self.metrics.prefilled(job.prompt.len(), precision, reason);
-        let vocabulary = self.model.config().vocab_size;
-        let next = match result {
-            Err(error) => Next::Failed(error.message),
-            Ok(logits) => {
-                let step = Step {
-                    tokenizer: &self.tokenizer,
-                    metrics: &self.metrics,
-                    eos: &self.model.config().eos_token_ids,
-                };
-                step.after_prompt(sequence, logits, vocabulary)
-            }
-        };
-        self.settle(id, next);
     }
 
     fn decode(&mut self, ids: &[SequenceId]) {
@@ -352,13 +329,14 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    fn after_prompt(&self, sequence: &mut Sequence, logits: &[f32], vocabulary: usize) -> Next {
+    /// `rows` are those of the prompt where they were asked for, `last` is what the first token is drawn from.
+    fn after_prompt(&self, sequence: &mut Sequence, rows: &[f32], last: &[f32]) -> Next {
         let job = &sequence.job;
         if job.prompt_logprobs {
-            if !logits.iter().all(|logit| logit.is_finite()) {
+            if !rows.iter().all(|logit| logit.is_finite()) {
                 return self.no_numbers();
             }
-            let rows = logits.chunks_exact(vocabulary).zip(&job.prompt[1..]);
+            let rows = rows.chunks_exact(last.len()).zip(&job.prompt[1..]);
             let top = job.logprobs.unwrap_or(0);
             let likelihoods = rows
                 .map(|(row, token)| Likelihood::of(*token, row, top))
@@ -370,8 +348,7 @@ impl Step<'_> {
         if job.max_new_tokens == 0 {
             return Next::Finished(Finish::Length);
         }
-        let last = logits.len().saturating_sub(vocabulary);
-        self.next_token(sequence, &logits[last..])
+        self.next_token(sequence, last)
     }
 
     fn next_token(&self, sequence: &mut Sequence, logits: &[f32]) -> Next {
@@ -411,40 +388,4 @@ fn send(job: &Job, event: Event) -> Option<Next> {
             Some(Next::Gone)
         }
     }
-}
-
-fn prefill_labels(model: &Model, pass: Pass) -> (PrefillPrecision, PrefillReason) {
-    let plan = model.plan();
-    match (plan.prefill.scheme, pass) {
-        (PrefillScheme::W8A8, Pass::Prefill) => (PrefillPrecision::W8A8, PrefillReason::length),
-        (PrefillScheme::W8A8, Pass::Precise) => (plan.decode.scheme.into(), PrefillReason::short),
-        (PrefillScheme::Precise, _) => (plan.decode.scheme.into(), PrefillReason::plan),
-    }
-}
-
-/// Reads a short prompt with every pass that the plan uses and generates one token behind each.
-///
-/// # Errors
-/// When a pass fails or computes what is no number.
-pub fn self_test(model: &Model, tokenizer: &Tokenizer) -> Result<()> {
-    let first = tokenizer.bos().unwrap_or(0);
-    let quantised = (model.plan().prefill.scheme == PrefillScheme::W8A8).then_some(Pass::Prefill);
-    for pass in quantised.into_iter().chain([Pass::Precise]) {
-        let mut workspace = Workspace::default();
-        let mut cache = model.new_cache(8);
-        let mut step = |pass, tokens: &[u32]| {
-            let chunk = Chunk {
-                tokens,
-                cache: &mut cache,
-                logits: LogitRows::Last,
-            };
-            let logits = model.forward(pass, &mut [chunk], &mut workspace, None)?;
-            Sampler::new(Sampling::greedy()).next(logits, &[]).ok_or_else(|| {
-                crate::Error::model("self-test: the model computes logits that are no finite numbers: its weights are damaged, fetch them again")
-            })
-        };
-        let token = step(pass, &[first, first, first, first])?;
-        step(Pass::Precise, &[token])?;
-    }
-    Ok(())
 }

@@ -63,6 +63,7 @@ fn the_same_inputs_give_the_same_artifact_on_any_number_of_threads() {
     let directory = one.join(first_report.artifact_digest.hex());
     let expected = [
         "attention.json",
+        "golden.json",
         "manifest.json",
         "plan.json",
         "report.json",
@@ -109,6 +110,7 @@ fn another_plan_is_another_artifact_and_a_precise_prefill_has_no_weights() {
         jobs::files(&directory),
         [
             "attention.json",
+            "golden.json",
             "manifest.json",
             "plan.json",
             "report.json"

@@ -35,6 +35,7 @@ fn artifact(out: &Path) -> PathBuf {
         quantiser: calibrate::quantisers::Quantiser::Rtn,
         mix: None,
         expected_model: None,
+        min_prompt_tokens: None,
     };
     let report = calibrate::run(&options, &Progress::hidden()).unwrap();
     out.join(report.artifact_digest.hex())

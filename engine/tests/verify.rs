@@ -159,6 +159,7 @@ fn good_and_bad(samples: usize) {
         quantiser: calibrate::quantisers::Quantiser::Rtn,
         mix: None,
         expected_model: None,
+        min_prompt_tokens: None,
     };
     let good = calibrate::run(&options, &Progress::hidden())
         .unwrap()

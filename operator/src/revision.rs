@@ -34,7 +34,7 @@ pub fn inputs(
 /// The spec's part of [`inputs`].
 pub fn measured(service: &ValidService) -> Digest {
     let model = &service.model;
-    digest(&json!({
+    let mut inputs = json!({
         "schema": CALIBRATION_SCHEMA,
         "model": {"claim": model.claim, "path": model.path, "digest": model.digest},
         "plan": service.plan,
@@ -47,7 +47,12 @@ pub fn measured(service: &ValidService) -> Digest {
             "sequenceLength": service.verification.sequence_length,
         },
         "artifacts": service.artifacts_claim,
-    }))
+    });
+    // What a spec may leave out stands here only when it is there: a new field calibrates nothing anew that does not use it.
+    if service.calibration.measures_threshold {
+        inputs["measuresThreshold"] = true.into();
+    }
+    digest(&inputs)
 }
 
 /// Over what a verify-only Job measures: an artifact, by an image, on the evaluation data that are part of `inputs`.
@@ -63,11 +68,15 @@ pub fn intent(service: &ValidService, model: &Digest, artifact: &Digest) -> Dige
 
 /// The spec's part of [`intent`].
 pub fn served(service: &ValidService) -> Digest {
-    digest(&json!({
+    let mut asked = json!({
         "model": {"name": service.model.name, "claim": service.model.claim, "path": service.model.path},
         "artifacts": service.artifacts_claim,
         "engine": service.engine,
-    }))
+    });
+    if let Some(valve) = &service.safety_valve {
+        asked["safetyValve"] = json!(valve);
+    }
+    digest(&asked)
 }
 
 /// The revision that serves `report`'s artifact as the spec asks: one that is kept already (those in `preferred` first), or a new one.

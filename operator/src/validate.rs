@@ -6,8 +6,9 @@ use std::fmt;
 
 use mixquant_crds::service::{ConfigMapKey, EngineSpec, KvCacheSpec, Resources};
 use mixquant_crds::{
-    Decimal, DecodePlan, Digest, KvCacheMode, KvCachePlan, MixQuantService, MixQuantServiceSpec,
-    PrecisionPlan, PrefillPlan, PrefillScheme, Span,
+    Decimal, DecodePlan, DecodeScheme, Digest, KvCacheMode, KvCachePlan, MixQuantService,
+    MixQuantServiceSpec, PrecisionPlan, PrefillPlan, PrefillScheme, PromptThreshold, Span,
+    WeightCopies,
 };
 use serde::Serialize;
 
@@ -45,6 +46,9 @@ pub struct ValidService {
     pub model: Model,
     /// What the calibration Job makes.
     pub plan: PrecisionPlan,
+    /// What engine pods hold a quantised prefill to, where the spec says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub safety_valve: Option<SafetyValve>,
     /// How it measures.
     pub calibration: Calibration,
     /// How it is verified.
@@ -75,12 +79,27 @@ pub struct Model {
     pub digest: Option<Digest>,
 }
 
+/// What a quantised prefill is held to.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SafetyValve {
+    /// Nats.
+    pub max_kl: f64,
+    /// Logits.
+    pub min_margin: f64,
+    /// Of the quantised prompts, 0 to 100.
+    pub shadow_audit_percent: i32,
+}
+
 /// How a model is measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Calibration {
     /// The data.
     pub data: ConfigMapKey,
+    /// Whether the plan's threshold is measured.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub measures_threshold: bool,
     /// Texts to read.
     pub samples: i32,
     /// Tokens of each.
@@ -197,8 +216,13 @@ pub fn validate(service: &MixQuantService) -> Result<ValidService, InvalidSpec> 
             digest: spec.model.digest.clone(),
         },
         plan: precision_plan(spec, &mut problems),
+        safety_valve: safety_valve(spec, &mut problems),
         calibration: Calibration {
             data: spec.calibration.dataset.config_map.clone(),
+            measures_threshold: matches!(
+                spec.precision.prefill.min_prompt_tokens,
+                Some(PromptThreshold::Measured(_))
+            ),
             samples: spec.calibration.samples,
             sequence_length: spec.calibration.sequence_length,
             active_deadline_seconds: spec.calibration.active_deadline_seconds,
@@ -238,13 +262,21 @@ fn request_digest(spec: &MixQuantServiceSpec) -> Digest {
 
 fn precision_plan(spec: &MixQuantServiceSpec, problems: &mut Problems) -> PrecisionPlan {
     let precision = &spec.precision;
+    let copies = precision.weight_copies.unwrap_or_default();
     let prefill = match precision.prefill.scheme {
         PrefillScheme::Precise => 1,
-        PrefillScheme::W8A8 => precision
-            .prefill
-            .min_prompt_tokens
-            .and_then(|tokens| u32::try_from(tokens).ok())
-            .unwrap_or(0),
+        // One copy has no switch, and so no threshold.
+        PrefillScheme::W8A8 if copies == WeightCopies::Single => 1,
+        PrefillScheme::W8A8 => {
+            precision
+                .prefill
+                .min_prompt_tokens
+                .map_or(0, |threshold| match threshold {
+                    PromptThreshold::Tokens(tokens) => u32::try_from(tokens).unwrap_or(0),
+                    // What calibration measures takes this one's place.
+                    PromptThreshold::Measured(_) => 1,
+                })
+        }
     };
     let plan = PrecisionPlan {
         prefill: PrefillPlan {
@@ -254,12 +286,32 @@ fn precision_plan(spec: &MixQuantServiceSpec, problems: &mut Problems) -> Precis
         decode: DecodePlan {
             scheme: precision.decode.scheme,
         },
+        weight_copies: copies,
         kv_cache: kv_cache_plan(&precision.kv_cache, problems),
     };
     if let Err(problem) = plan.check() {
         problems.0.push(format!("precision.{problem}"));
     }
     plan
+}
+
+fn safety_valve(spec: &MixQuantServiceSpec, problems: &mut Problems) -> Option<SafetyValve> {
+    let precision = &spec.precision;
+    let valve = precision.safety_valve.as_ref()?;
+    problems.require(
+        precision.prefill.scheme == PrefillScheme::W8A8
+            && precision.decode.scheme != DecodeScheme::W8A8,
+        "precision.safetyValve guards a quantised prefill in front of a precise decode: leave it out with prefill.scheme Precise and with weightCopies Single",
+    );
+    problems.require(
+        (0..=100).contains(&valve.shadow_audit_percent),
+        "precision.safetyValve.shadowAuditPercent must lie between 0 and 100",
+    );
+    Some(SafetyValve {
+        max_kl: problems.decimal("precision.safetyValve.maxKl", &valve.max_kl),
+        min_margin: problems.decimal("precision.safetyValve.minMargin", &valve.min_margin),
+        shadow_audit_percent: valve.shadow_audit_percent,
+    })
 }
 
 fn kv_cache_plan(spec: &KvCacheSpec, problems: &mut Problems) -> KvCachePlan {

@@ -2,6 +2,7 @@
 //!
 //! Nothing of a folder is used before its sizes, digests, paths, shapes and scales are checked. `serve`, `verify` and `inspect` open artifacts.
 
+pub mod golden;
 pub mod manifest;
 pub mod store;
 pub mod weights;
@@ -10,9 +11,10 @@ use std::fs;
 use std::io::Read as _;
 use std::path::Path;
 
-use mixquant_crds::names::{ARTIFACT_ATTENTION, ARTIFACT_MANIFEST, ARTIFACT_PLAN};
-use mixquant_crds::{Digest, PrecisionPlan, PrefillScheme};
+use mixquant_crds::names::{ARTIFACT_ATTENTION, ARTIFACT_GOLDEN, ARTIFACT_MANIFEST, ARTIFACT_PLAN};
+use mixquant_crds::{Digest, PrecisionPlan};
 
+use self::golden::Golden;
 use self::manifest::FileEntry;
 pub use self::manifest::Manifest;
 use crate::error::{Error, Result};
@@ -39,6 +41,7 @@ pub struct Artifact {
     plan: PrecisionPlan,
     importance: Importance,
     linears: QuantisedLinears,
+    golden: Option<Golden>,
 }
 
 impl Artifact {
@@ -69,6 +72,10 @@ impl Artifact {
             ))
         })?;
         let importance = folder.json(&manifest, ARTIFACT_ATTENTION)?;
+        // Artifacts made before there were golden answers have none.
+        let golden = (manifest.file(ARTIFACT_GOLDEN).is_some())
+            .then(|| folder.json(&manifest, ARTIFACT_GOLDEN))
+            .transpose()?;
         let mut linears = Vec::new();
         for entry in manifest.weights() {
             let decoded = weights::decode(&folder.file(entry)?)
@@ -78,8 +85,11 @@ impl Artifact {
         weights::model_order(&mut linears);
         let linears = QuantisedLinears::from_tensors(linears)
             .map_err(|error| damaged(directory, &error.message))?;
-        if plan.prefill.scheme == PrefillScheme::W8A8 && linears.iter().next().is_none() {
-            return Err(damaged(directory, "the plan's W8A8 prefill has no weights"));
+        if plan.keeps_quantised_copy() && linears.iter().next().is_none() {
+            return Err(damaged(
+                directory,
+                "the plan keeps a W8A8 copy and there are no weights",
+            ));
         }
         Ok(Self {
             check,
@@ -88,6 +98,7 @@ impl Artifact {
             plan,
             importance,
             linears,
+            golden,
         })
     }
 
@@ -109,6 +120,11 @@ impl Artifact {
     /// The thresholds of attention.
     pub fn importance(&self) -> &Importance {
         &self.importance
+    }
+
+    /// The first answers of a healthy engine, where the artifact has them.
+    pub fn golden(&self) -> Option<&Golden> {
+        self.golden.as_ref()
     }
 
     /// Gives the W8A8 copy, the thresholds and the plan to the model that they were made for.

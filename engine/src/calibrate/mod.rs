@@ -1,6 +1,7 @@
 //! Calibration: measures attention, quantises the prefill copy, writes the artifact and verifies it, in one run.
 //!
-//! The same model, data and plan give the same artifact digest. `cli::calibrate` calls it; it prints nothing and reads no clock.
+//! The same model, data and plan give the same artifact digest, except that a threshold which is to be measured depends on the machine.
+//! `cli::calibrate` calls it; it prints nothing.
 
 pub mod allocate;
 pub mod checkpoint;
@@ -12,10 +13,10 @@ pub mod statistics;
 
 use std::path::PathBuf;
 
-use mixquant_crds::names::{ARTIFACT_ATTENTION, ARTIFACT_PLAN, ARTIFACT_WEIGHTS};
+use mixquant_crds::names::{ARTIFACT_ATTENTION, ARTIFACT_GOLDEN, ARTIFACT_PLAN, ARTIFACT_WEIGHTS};
 use mixquant_crds::{
     CalibrationReport, DecodePlan, DecodeScheme, Digest, KvCacheMode, KvCachePlan, KvPrecision,
-    PrecisionPlan, PrefillPlan, PrefillScheme,
+    PrecisionPlan, PrefillPlan, PrefillScheme, WeightCopies,
 };
 use serde::Serialize;
 
@@ -23,6 +24,7 @@ use self::checkpoint::Checkpoints;
 use self::collect::Collector;
 use self::quantise::{Assignment, quantise};
 use self::quantisers::{Quantiser, Recipe};
+use crate::artifact::golden::Golden;
 use crate::artifact::store::{Draft, Published, write_report};
 use crate::artifact::{Artifact, Check, weights};
 use crate::dataset::mix::{Mix, mixed};
@@ -32,6 +34,7 @@ use crate::model::{Chunk, Importance, LogitRows, Model, Pass, QuantisedLinears, 
 use crate::progress::Progress;
 use crate::quant::Scheme;
 use crate::tokenizer::Tokenizer;
+use crate::valve::break_even::{Threshold, resolve};
 use crate::verify;
 
 /// Everything that `calibrate` is told.
@@ -61,6 +64,8 @@ pub struct Options {
     pub quantiser: Quantiser,
     /// Refuse any other model.
     pub expected_model: Option<Digest>,
+    /// Instead of the plan's `minPromptTokens`: another number, or the break-even that is measured here and pinned in the plan.
+    pub min_prompt_tokens: Option<Threshold>,
 }
 
 /// Windows that the artifact is verified on when nobody says how many.
@@ -76,6 +81,7 @@ pub fn default_plan() -> PrecisionPlan {
         decode: DecodePlan {
             scheme: DecodeScheme::BF16,
         },
+        weight_copies: WeightCopies::Dual,
         kv_cache: KvCachePlan {
             mode: KvCacheMode::AttentionMixedPrecision,
             default: KvPrecision::INT4,
@@ -97,7 +103,8 @@ pub fn run(options: &Options, progress: &Progress) -> Result<CalibrationReport> 
     let mut model = Model::open(&options.model)?;
     verify::expect_model(&model, options.expected_model.as_ref())?;
     let (texts, evaluation) = read_data(options, &model)?;
-    let published = make(options, &mut model, &texts, progress)?;
+    let plan = resolve(&options.plan, options.min_prompt_tokens, &mut model)?;
+    let published = make((options, &plan), &mut model, &texts, progress)?;
     // What is verified is what was written, read back as serving will read it.
     Artifact::open(&published.path, Check::Digests)?.attach_to(&mut model)?;
     let verified = verify::measure(
@@ -168,12 +175,12 @@ fn read_data(options: &Options, model: &Model) -> Result<(Vec<Window>, Vec<Windo
 
 /// Writes the artifact and publishes it.
 fn make(
-    options: &Options,
+    (options, plan): (&Options, &PrecisionPlan),
     model: &mut Model,
     texts: &[Window],
     progress: &Progress,
 ) -> Result<Published> {
-    let (linears, saved) = quantised(options, model, texts, progress)?;
+    let (linears, saved) = quantised((options, plan), model, texts, progress)?;
     let mut draft = Draft::new(&options.out, weights::expected_bytes(&linears))?;
     // The weights come first: a volume that is too small shows before the long part.
     let shards = weights::shards(&linears);
@@ -188,9 +195,12 @@ fn make(
         stage.advance()?;
     }
     drop(stage);
-    let importance = measure_attention(model, &options.plan, texts, progress)?;
+    let importance = measure_attention(model, plan, texts, progress)?;
     draft.write(ARTIFACT_ATTENTION, &json(&importance))?;
-    draft.write(ARTIFACT_PLAN, &json(&options.plan))?;
+    draft.write(ARTIFACT_PLAN, &json(plan))?;
+    model.attach(linears, Some(importance), plan.clone())?;
+    let beginnings = texts.iter().map(|text| &text.ids[..]);
+    draft.write(ARTIFACT_GOLDEN, &json(&Golden::of(model, beginnings)?))?;
     let published = draft.publish(model.digest().clone())?;
     if let Some(saved) = saved {
         saved.finish();
@@ -200,17 +210,21 @@ fn make(
 
 /// The prefill copy, and the finished layers that it may have been made from.
 fn quantised(
-    options: &Options,
+    (options, plan): (&Options, &PrecisionPlan),
     model: &mut Model,
     texts: &[Window],
     progress: &Progress,
 ) -> Result<(QuantisedLinears, Option<Checkpoints>)> {
-    let scheme = match options.plan.prefill.scheme {
-        PrefillScheme::W8A8 => Scheme::W8A8,
-        PrefillScheme::Precise => return Ok((QuantisedLinears::from_tensors(Vec::new())?, None)),
-    };
+    if !plan.keeps_quantised_copy() {
+        if plan.has_switch() && options.quantiser.needs_data() {
+            return Err(Error::plan(
+                "weightCopies OnTheFly rounds to nearest while a prompt is read: use --quantiser rtn, or keep a copy with Dual",
+            ));
+        }
+        return Ok((QuantisedLinears::none(), None));
+    }
     let assignment = Assignment::uniform(Recipe {
-        scheme,
+        scheme: Scheme::W8A8,
         quantiser: options.quantiser,
     });
     assignment.recipe.check()?;

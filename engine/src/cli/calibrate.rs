@@ -9,6 +9,7 @@ use crate::calibrate::quantisers::Quantiser;
 use crate::dataset::mix::Mix;
 use crate::error::Result;
 use crate::kernels::threads;
+use crate::valve::break_even::Threshold;
 use crate::{calibrate, job};
 
 /// What `calibrate` needs to know.
@@ -26,6 +27,10 @@ pub struct Arguments {
     /// The precision plan as JSON or a file with it; W8A8 prefill, BF16 decode and INT4/INT8 cache by default.
     #[arg(long, value_name = "FILE|JSON", value_parser = job::parse_plan)]
     pub plan: Option<PrecisionPlan>,
+    /// Prompts of so many tokens and more are read by the quantised copy, or `auto` to measure from where on that pays; instead of the
+    /// plan's number.
+    #[arg(long, value_name = "N|auto")]
+    pub min_prompt_tokens: Option<Threshold>,
     /// Texts to read, spread over the data.
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub samples: usize,
@@ -81,6 +86,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             .unwrap_or(arguments.sequence_length),
         quantiser: arguments.quantiser,
         expected_model: arguments.expect_model_digest.clone(),
+        min_prompt_tokens: arguments.min_prompt_tokens,
     };
     let work = |progress: &_| {
         threads::configure(arguments.threads)?;

@@ -6,4 +6,5 @@ pub mod inspect;
 pub mod quality;
 pub mod quantiser;
 pub mod serve;
+pub mod valve;
 pub mod verify;

@@ -4,13 +4,17 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+use mixquant_crds::{DecodeScheme, PrecisionPlan, PrefillScheme, WeightCopies};
 use tokio::runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::error::{Error, Result};
 use crate::kernels::threads;
 use crate::server::{Options, start};
+
+use super::valve::ValveArguments;
+use crate::valve::break_even::Threshold;
 
 /// What `serve` needs to know.
 #[derive(Debug, Clone, Args)]
@@ -21,6 +25,21 @@ pub struct Arguments {
     /// Calibrated artifact; without it everything runs at the stored precision.
     #[arg(long, value_name = "DIR")]
     pub artifact: Option<PathBuf>,
+    /// Quantise at load, without calibration: the safe first step.
+    #[arg(long, value_name = "SCHEME", conflicts_with = "artifact")]
+    pub quantize: Option<Quantize>,
+    /// With --quantize: `Dual` keeps both forms of the weights, `OnTheFly` makes the quantised one while a prompt is read, `Single` keeps
+    /// it alone for prefill and decode.
+    #[arg(long, value_name = "COPIES", requires = "quantize", default_value = "Dual", value_parser = copies)]
+    pub weight_copies: WeightCopies,
+    /// With --quantize: prompts of so many tokens and more are read by the quantised copy; `auto` measures at start from where on that pays.
+    #[arg(
+        long,
+        value_name = "N|auto",
+        requires = "quantize",
+        default_value = "512"
+    )]
+    pub min_prompt_tokens: Threshold,
     /// Where the API listens.
     #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:8000")]
     pub listen: SocketAddr,
@@ -54,6 +73,17 @@ pub struct Arguments {
     /// Do not compare the artifact's files to their digests. For tests with damaged artifacts only.
     #[arg(long)]
     pub skip_digest_checks: bool,
+    /// The safety valve behind quantised prefills.
+    #[command(flatten)]
+    pub valve: ValveArguments,
+}
+
+/// Schemes that need no calibration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Quantize {
+    /// INT8 weights and activations.
+    #[value(name = "W8A8")]
+    W8A8,
 }
 
 /// At least 1, and little enough that products of two such numbers cannot overflow.
@@ -105,10 +135,33 @@ fn options(arguments: &Arguments) -> Options {
         drain_delay: Duration::from_secs(arguments.drain_delay_seconds),
         shutdown_grace: Duration::from_secs(arguments.shutdown_grace_seconds),
         skip_digest_checks: arguments.skip_digest_checks,
+        quantise: arguments
+            .quantize
+            .map(|Quantize::W8A8| quantised(arguments.weight_copies, arguments.min_prompt_tokens)),
+        valve: arguments.valve.settings(),
+        difference_log: arguments.valve.log(),
     }
 }
 
-fn directory_name(path: &Path) -> String {
+/// The plan of `--quantize W8A8` and its threshold.
+fn quantised(copies: WeightCopies, threshold: Threshold) -> (PrecisionPlan, Option<Threshold>) {
+    let decode = match copies {
+        WeightCopies::Single => DecodeScheme::W8A8,
+        WeightCopies::Dual | WeightCopies::OnTheFly => DecodeScheme::BF16,
+    };
+    let mut plan = PrecisionPlan::precise(decode);
+    plan.prefill.scheme = PrefillScheme::W8A8;
+    plan.weight_copies = copies;
+    // One copy has no switch, so no threshold either.
+    let threshold = plan.has_switch().then_some(threshold);
+    (plan, threshold)
+}
+
+fn copies(text: &str) -> Result<WeightCopies, String> {
+    serde_json::from_value(text.into()).map_err(|_| "give Dual, OnTheFly or Single".to_owned())
+}
+
+pub(super) fn directory_name(path: &Path) -> String {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     path.file_name().map_or_else(
         || "model".to_owned(),

@@ -34,6 +34,8 @@ pub struct KvCache {
     layout: Layout,
     len: usize,
     capacity: usize,
+    /// Whether nothing is quantised for now.
+    held: bool,
     /// `[layer][kv_head]`.
     heads: Vec<HeadCache>,
 }
@@ -45,6 +47,7 @@ impl KvCache {
             layout,
             len: 0,
             capacity,
+            held: false,
             heads,
         }
     }
@@ -83,6 +86,16 @@ impl KvCache {
             self.heads.iter_mut().for_each(|head| head.truncate(len));
         }
         self.len = len;
+    }
+
+    /// Quantises nothing from now on, so that the last tokens can still be forgotten and computed again.
+    pub fn hold(&mut self) {
+        self.held = true;
+    }
+
+    /// Ends [`hold`](Self::hold): what is due is quantised with the next tokens.
+    pub fn resume(&mut self) {
+        self.held = false;
     }
 
     /// Bytes of stored keys and values by precision, scales included. FP32 of the baseline counts as BF16's row, with its own size.
@@ -124,7 +137,7 @@ impl KvCache {
     pub(crate) fn commit(&mut self, tokens: usize) {
         self.len += tokens;
         let layout = &self.layout;
-        if layout.plan.default == KvPrecision::BF16 {
+        if self.held || layout.plan.default == KvPrecision::BF16 {
             return;
         }
         self.heads

@@ -62,10 +62,8 @@ impl Model {
     /// When there is no linear of that name.
     pub fn stored_weights(&self, name: &str) -> Vec<f32> {
         let linear = self.weights.linears().find(|linear| linear.name == name);
-        linear
-            .expect("names come from stored_linears")
-            .weight
-            .to_f32()
+        let linear = linear.expect("names come from stored_linears");
+        linear.weight.stored_rows(0..linear.out_features)
     }
 
     /// Computes with these instead of the linears of the same names from now on, in every pass.

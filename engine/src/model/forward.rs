@@ -20,7 +20,8 @@ impl Arithmetic {
     pub(super) fn precise(scheme: DecodeScheme) -> Self {
         match scheme {
             DecodeScheme::FP32 => Self::Fp32,
-            DecodeScheme::BF16 => Self::Bf16,
+            // What is not a block linear stays BF16 beside INT8 linears.
+            DecodeScheme::BF16 | DecodeScheme::W8A8 => Self::Bf16,
         }
     }
 }

@@ -203,10 +203,14 @@ pub(super) fn linear(
     dst: &mut [f32],
 ) {
     if input.arithmetic == Arithmetic::Quantised {
-        let weights = linear
-            .quantised
-            .as_ref()
-            .expect("the quantised copy computes only where it is attached");
+        let made;
+        let weights = if let Some(weights) = &linear.quantised {
+            weights
+        } else {
+            // Gone again with the product: one linear's form is all that is ever made.
+            made = linear.packed();
+            &made
+        };
         let scale = linear.input_scale.as_deref();
         matmul_packed(backend, (weights, scale), input, scratch, dst);
     } else if let Some(simulated) = &linear.simulated {

@@ -6,6 +6,7 @@ mod attention;
 mod blockwise;
 mod checkpoint;
 pub mod config;
+mod copies;
 mod digest;
 mod forward;
 mod linear;
@@ -19,10 +20,12 @@ mod workspace;
 use std::path::Path;
 use std::sync::Arc;
 
-use mixquant_crds::{DecodeScheme, Digest, KvCacheMode, PrecisionPlan, PrefillScheme};
+use mixquant_crds::{DecodeScheme, Digest, KvCacheMode, PrecisionPlan, WeightCopies};
 
 pub use self::blockwise::StoredLinear;
 pub use self::config::Config;
+use self::copies::Rounded;
+pub use self::copies::WeightBytes;
 use self::linear::Arithmetic;
 use self::rope::Rope;
 use self::weights::Weights;
@@ -37,9 +40,9 @@ use crate::{Error, Result};
 /// Which weights a forward uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pass {
-    /// The quantised copy of the block linears when one is attached.
+    /// The quantised form of the block linears: the attached copy, or made on the way from the precise weights.
     Prefill,
-    /// The precise weights, in the arithmetic of the plan's decode scheme.
+    /// The arithmetic of the plan's decode scheme: the precise weights, unless one INT8 copy serves both phases.
     Precise,
 }
 
@@ -147,7 +150,10 @@ impl Model {
                 .map(|(_, bytes)| bytes.len() as u64)
                 .sum(),
         };
-        weights.round(true);
+        weights.round(Rounded {
+            linears: true,
+            others: true,
+        });
         Ok(Self {
             ropes: [Some(&config.rope), config.local_rope.as_ref()]
                 .into_iter()
@@ -189,6 +195,11 @@ impl Model {
         &self.plan
     }
 
+    /// Bytes of the weights that the plan keeps in memory, by copy.
+    pub fn weight_bytes(&self) -> WeightBytes {
+        self.weights.bytes(&self.plan)
+    }
+
     /// Obeys another plan from now on. Caches made before keep the old one.
     ///
     /// # Errors
@@ -199,7 +210,10 @@ impl Model {
             self.weights.is_quantised(),
             self.importance.is_some(),
         )?;
-        self.weights.round(plan.decode.scheme == DecodeScheme::BF16);
+        self.weights.round(Rounded {
+            linears: plan.decode.scheme == DecodeScheme::BF16,
+            others: plan.decode.scheme != DecodeScheme::FP32,
+        });
         self.plan = plan;
         Ok(())
     }
@@ -235,6 +249,15 @@ impl Model {
         self.weights.quantise()
     }
 
+    /// What has to be attached for a plan without an artifact: all block linears rounded to nearest where it keeps a quantised copy, else none.
+    pub fn linears_of(&self, plan: &PrecisionPlan) -> QuantisedLinears {
+        if plan.keeps_quantised_copy() {
+            self.quantise_linears()
+        } else {
+            QuantisedLinears::none()
+        }
+    }
+
     /// An empty cache that stores as the plan says.
     pub fn new_cache(&self, capacity_tokens: usize) -> KvCache {
         let layout = Layout {
@@ -262,9 +285,16 @@ impl Model {
         tap: Option<&mut dyn Tap>,
     ) -> Result<&'w [f32]> {
         self.check_chunks(chunks)?;
-        let blocks = match pass {
-            Pass::Prefill if self.weights.is_quantised() => Arithmetic::Quantised,
-            Pass::Prefill | Pass::Precise => Arithmetic::precise(self.plan.decode.scheme),
+        let quantised = match pass {
+            Pass::Prefill => {
+                self.weights.is_quantised() || self.plan.weight_copies == WeightCopies::OnTheFly
+            }
+            Pass::Precise => self.plan.decode.scheme == DecodeScheme::W8A8,
+        };
+        let blocks = if quantised {
+            Arithmetic::Quantised
+        } else {
+            Arithmetic::precise(self.plan.decode.scheme)
         };
         // Inside the pool from the start: each product then only splits, instead of waking the pool up.
         rayon::scope(|_| self.run(blocks, chunks, workspace, tap));
@@ -275,7 +305,7 @@ impl Model {
     pub fn prefill_pass(&self, prompt_tokens: usize) -> Pass {
         let long = prompt_tokens
             >= usize::try_from(self.plan.prefill.min_prompt_tokens).unwrap_or(usize::MAX);
-        if self.plan.prefill.scheme == PrefillScheme::W8A8 && long {
+        if self.plan.has_switch() && long {
             Pass::Prefill
         } else {
             Pass::Precise
@@ -286,7 +316,7 @@ impl Model {
 /// Whether a plan can work with what is attached.
 fn check_plan(plan: &PrecisionPlan, quantised: bool, importance: bool) -> Result<()> {
     plan.check().map_err(Error::plan)?;
-    if plan.prefill.scheme == PrefillScheme::W8A8 && !quantised {
+    if plan.keeps_quantised_copy() && !quantised {
         return Err(Error::plan(
             "prefill.scheme W8A8 needs quantised weights: calibrate and give the artifact",
         ));

@@ -156,6 +156,29 @@ impl Tensor {
         }
     }
 
+    /// Bytes of the numbers, the rounded copy included. Those in a mapped file count too: they are in memory once they are used.
+    pub(super) fn bytes(&self) -> usize {
+        let stored = match self.stored() {
+            Values::F32(values) => size_of_val(values),
+            Values::Bf16(values) => size_of_val(values),
+        };
+        stored
+            + self
+                .rounded
+                .as_ref()
+                .map_or(0, |rounded| size_of_val(&rounded[..]))
+    }
+
+    /// Some rows of the matrix as stored, as FP32.
+    pub(super) fn stored_rows(&self, rows: Range<usize>) -> Vec<f32> {
+        let columns = self.shape[1];
+        let range = rows.start * columns..rows.end * columns;
+        match self.stored() {
+            Values::F32(values) => values[range].to_vec(),
+            Values::Bf16(values) => values[range].iter().map(|value| value.to_f32()).collect(),
+        }
+    }
+
     /// One row of the matrix as FP32.
     pub(super) fn copy_row(&self, row: usize, dst: &mut [f32]) {
         match self.matrix().slice(row, row + 1).values {

@@ -2,6 +2,8 @@
 //!
 //! Linears, embedding and head are such matrices; what they compute is in [`super::linear`].
 
+use std::ops::Range;
+
 use super::checkpoint::Stored;
 use super::tensor::Tensor;
 use crate::Result;
@@ -31,17 +33,25 @@ impl Weight {
         }
     }
 
-    /// All numbers as FP32, `[out, in]`.
-    pub(super) fn to_f32(&self) -> Vec<f32> {
+    /// Bytes in memory, see [`Tensor::bytes`].
+    pub(super) fn bytes(&self) -> usize {
         match self {
-            Self::Dense(tensor) => tensor.to_f32(),
+            Self::Dense(tensor) => tensor.bytes(),
+            Self::Packed(packed) => packed.bytes(),
+        }
+    }
+
+    /// Some rows as FP32, as stored.
+    pub(super) fn stored_rows(&self, rows: Range<usize>) -> Vec<f32> {
+        match self {
+            Self::Dense(tensor) => tensor.stored_rows(rows),
             Self::Packed(packed) => {
                 let width = packed.in_features();
-                let mut rows = vec![0.0; packed.out_features() * width];
-                for (row, dst) in rows.chunks_exact_mut(width).enumerate() {
+                let mut read = vec![0.0; rows.len() * width];
+                for (row, dst) in rows.zip(read.chunks_exact_mut(width)) {
                     packed.dequantise_row(row, dst);
                 }
-                rows
+                read
             }
         }
     }

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::checkpoint::{Checkpoint, Stored, select_rows};
 use super::config::Config;
+use super::copies::Rounded;
 use super::simulated::Simulated;
 use super::weight::Weight;
 use crate::kernels::Packed;
@@ -308,27 +309,20 @@ impl Weights {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
 
-    /// Makes sure that every matrix can be had in BF16 (or frees the copies that were made for it).
-    pub(super) fn round(&mut self, wanted: bool) {
+    /// Makes sure that the wanted matrices can be had in BF16, and frees copies that are not wanted any more.
+    pub(super) fn round(&mut self, wanted: Rounded) {
         for linear in self.layers.iter_mut().flat_map(Layer::linears_mut) {
-            linear.weight.round(wanted);
+            linear.weight.round(wanted.linears);
         }
-        self.embedding.round(wanted);
+        self.embedding.round(wanted.others);
         if let Some(head) = &mut self.head {
-            head.round(wanted);
+            head.round(wanted.others);
         }
     }
 
     /// Rounds every block linear to INT8.
     pub(super) fn quantise(&self) -> QuantisedLinears {
-        let linears = self.linears().map(|linear| {
-            QuantisedLinear::from_rows(
-                linear.name.clone(),
-                &linear.weight.to_f32(),
-                linear.out_features,
-                linear.in_features,
-            )
-        });
+        let linears = self.linears().map(Linear::quantise);
         QuantisedLinears::from_tensors(linears.collect())
             .expect("rounding finite weights gives whole tensors with positive scales")
     }

@@ -25,3 +25,10 @@ pub struct Workspace {
     pub(super) prepared: Prepared,
     pub(super) logits: Vec<f32>,
 }
+
+impl Workspace {
+    /// The wanted rows of the last forward, see [`Model::forward`](super::Model::forward).
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+}

@@ -91,6 +91,11 @@ impl QuantisedLinears {
         Ok(Self(linears))
     }
 
+    /// No copy.
+    pub fn none() -> Self {
+        Self(Vec::new())
+    }
+
     /// The linears in the model's order.
     pub fn iter(&self) -> std::slice::Iter<'_, QuantisedLinear> {
         self.0.iter()

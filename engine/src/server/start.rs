@@ -7,10 +7,11 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use mixquant_crds::Digest;
+use mixquant_crds::{Digest, PrecisionPlan};
 use tokio::runtime;
 use tokio::sync::{Semaphore, oneshot, watch};
 
+use crate::artifact::golden::Golden;
 use crate::artifact::{Artifact, Check};
 use crate::error::{Error, Result};
 use crate::health::Health;
@@ -18,6 +19,9 @@ use crate::metrics::Metrics;
 use crate::model::Model;
 use crate::scheduler::Limits;
 use crate::tokenizer::Tokenizer;
+use crate::valve::break_even::{Threshold, resolve};
+use crate::valve::log::{self, DifferenceLog};
+use crate::valve::read::Settings;
 use crate::worker::{Job, Worker, self_test};
 
 use super::http::{Port, bind};
@@ -39,6 +43,8 @@ pub struct Options {
     pub model: PathBuf,
     /// Artifact directory.
     pub artifact: Option<PathBuf>,
+    /// Without an artifact: obey this plan, for which weights are quantised at load, with another or a measured threshold.
+    pub quantise: Option<(PrecisionPlan, Option<Threshold>)>,
     /// The API's address.
     pub listen: SocketAddr,
     /// The admin port's address.
@@ -59,6 +65,10 @@ pub struct Options {
     pub shutdown_grace: Duration,
     /// Uses an artifact without comparing its files to their digests.
     pub skip_digest_checks: bool,
+    /// What the safety valve lets pass.
+    pub valve: Settings,
+    /// Where it keeps what it does not.
+    pub difference_log: Option<log::Options>,
 }
 
 /// A server that runs.
@@ -193,12 +203,13 @@ fn run_worker(
     let ending = health.clone();
     let work = move || match load(options, &metrics) {
         Err(error) => drop(loaded.send(Err(error))),
-        Ok((model, tokenizer, bounds)) => {
+        Ok((model, tokenizer, bounds, differences)) => {
             let limits = Limits {
                 max_batch_size: options.max_batch_size,
                 kv_capacity_tokens: options.max_batch_size * bounds.max_sequence_length,
             };
-            let mut worker = Worker::new(model, tokenizer.clone(), limits, metrics, health.clone());
+            let worker = Worker::new(model, tokenizer.clone(), limits, metrics, health.clone());
+            let mut worker = worker.with_valve(options.valve, differences);
             health.set_loaded();
             if loaded.send(Ok(Loaded { tokenizer, bounds })).is_ok() {
                 worker.run(jobs);
@@ -216,7 +227,13 @@ fn run_worker(
     }
 }
 
-fn load(options: &Options, metrics: &Metrics) -> Result<(Model, Arc<Tokenizer>, Bounds)> {
+type Ready = (Model, Arc<Tokenizer>, Bounds, Option<DifferenceLog>);
+
+fn load(options: &Options, metrics: &Arc<Metrics>) -> Result<Ready> {
+    // First what can fail at once.
+    let differences = (options.difference_log.as_ref())
+        .map(|log| DifferenceLog::open(log, metrics.clone()))
+        .transpose()?;
     let mut model = Model::open(&options.model)?;
     let tokenizer = Tokenizer::open(&options.model)?;
     let config = model.config();
@@ -234,27 +251,13 @@ fn load(options: &Options, metrics: &Metrics) -> Result<(Model, Arc<Tokenizer>, 
             "--max-sequence-length is {max_sequence_length}: the model's context allows 2 to {context}"
         )));
     }
-    let artifact: Option<Digest> = match &options.artifact {
-        None => None,
-        Some(directory) => {
-            let check = if options.skip_digest_checks {
-                Check::Nothing
-            } else {
-                Check::Digests
-            };
-            if options.skip_digest_checks {
-                tracing::warn!("digest checks are off: this artifact may be damaged");
-            }
-            let artifact = Artifact::open(directory, check)?;
-            let digest = artifact.digest().clone();
-            artifact.attach_to(&mut model)?;
-            Some(digest)
-        }
-    };
-    self_test(&model, &tokenizer)?;
+    let (artifact, golden) = attach(options, &mut model)?;
+    self_test(&model, &tokenizer, golden.as_ref())?;
+    metrics.set_plan(model.plan());
+    metrics.set_weight_bytes(model.weight_bytes());
     metrics.set_build_info(model.digest(), artifact.as_ref());
     let artifact = artifact.map_or_else(|| "none".to_owned(), |digest| digest.to_string());
-    tracing::info!(model = %model.digest(), artifact, plan = ?model.plan(), "the model is ready");
+    tracing::info!(model = %model.digest(), artifact, plan = ?model.plan(), weights = ?model.weight_bytes(), "the model is ready");
     let max_sequences = MAX_SEQUENCES.min(options.max_batch_size + options.queue_size);
     Ok((
         model,
@@ -264,7 +267,30 @@ fn load(options: &Options, metrics: &Metrics) -> Result<(Model, Arc<Tokenizer>, 
             vocab_size,
             max_sequences,
         },
+        differences,
     ))
+}
+
+/// Gives the model what it was calibrated to, or what can be had without. Returns the artifact's digest and its golden answers.
+fn attach(options: &Options, model: &mut Model) -> Result<(Option<Digest>, Option<Golden>)> {
+    let Some(directory) = &options.artifact else {
+        if let Some((scheme, threshold)) = &options.quantise {
+            let plan = resolve(scheme, *threshold, model)?;
+            model.attach(model.linears_of(&plan), None, plan)?;
+        }
+        return Ok((None, None));
+    };
+    let check = if options.skip_digest_checks {
+        tracing::warn!("digest checks are off: this artifact may be damaged");
+        Check::Nothing
+    } else {
+        Check::Digests
+    };
+    let artifact = Artifact::open(directory, check)?;
+    let digest = artifact.digest().clone();
+    let golden = artifact.golden().cloned();
+    artifact.attach_to(model)?;
+    Ok((Some(digest), golden))
 }
 
 /// The API's thread.

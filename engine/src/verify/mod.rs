@@ -15,7 +15,7 @@ use self::divergence::{Distance, Divergence, NotFinite, distance};
 use crate::artifact::{Artifact, Check};
 use crate::dataset::{Dataset, Window, sample};
 use crate::error::{Error, Result};
-use crate::model::{Chunk, KvCache, LogitRows, Model, Pass, QuantisedLinears, Workspace};
+use crate::model::{Chunk, KvCache, LogitRows, Model, Pass, Workspace};
 use crate::progress::Progress;
 use crate::tokenizer::Tokenizer;
 
@@ -92,10 +92,7 @@ fn prepare(model: &mut Model, options: &Options) -> Result<Option<Digest>> {
             "kvCache.mode AttentionMixedPrecision needs thresholds that calibration measures: give --artifact or use Uniform",
         ));
     } else {
-        let linears = match plan.prefill.scheme {
-            PrefillScheme::W8A8 => model.quantise_linears(),
-            PrefillScheme::Precise => QuantisedLinears::from_tensors(Vec::new())?,
-        };
+        let linears = model.linears_of(&plan);
         model.attach(linears, None, plan)?;
     }
     Ok(digest)

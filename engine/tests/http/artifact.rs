@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use mixquant_crds::{DecodeScheme, PrecisionPlan, PrefillScheme};
 use mixquant_engine::calibrate;
 use mixquant_engine::progress::Progress;
 use mixquant_engine::server::Options;
@@ -32,6 +33,7 @@ fn artifact(out: &Path) -> PathBuf {
         quantiser: calibrate::quantisers::Quantiser::Rtn,
         mix: None,
         expected_model: None,
+        min_prompt_tokens: None,
     };
     let report = calibrate::run(&made, &Progress::hidden()).expect("an artifact");
     out.join(report.artifact_digest.hex())
@@ -107,4 +109,63 @@ fn the_cache_is_stored_as_the_plan_says() {
     crate::fixture::wait_for("an empty cache", || {
         server.metric("mixquant_kv_cache_bytes", "") < 0.5
     });
+}
+
+/// Goal: the switch needs no calibration, and its threshold can be measured. Method: both ways to start, and the gauge.
+#[test]
+fn a_copy_made_at_load_reads_long_prompts_and_its_threshold_is_exported() {
+    use mixquant_engine::valve::break_even::Threshold;
+
+    let mut plan = PrecisionPlan::precise(DecodeScheme::BF16);
+    plan.prefill.scheme = PrefillScheme::W8A8;
+    let server = Server::start(Options {
+        quantise: Some((plan.clone(), Some(Threshold::Tokens(MIN_PROMPT_TOKENS)))),
+        ..options()
+    });
+    let gauge = "mixquant_prefill_min_prompt_tokens";
+    assert!((server.metric(gauge, "") - f64::from(MIN_PROMPT_TOKENS)).abs() < 1e-9);
+    likelihoods(&server, MIN_PROMPT_TOKENS);
+    likelihoods(&server, MIN_PROMPT_TOKENS - 1);
+    let count = |labels: &str| server.metric("mixquant_prefill_precision_total", labels);
+    assert!((count("precision=\"W8A8\",reason=\"length\"") - 1.0).abs() < 1e-9);
+    assert!((count("precision=\"BF16\",reason=\"short\"") - 1.0).abs() < 1e-9);
+    let measured = Server::start(Options {
+        quantise: Some((plan, Some(Threshold::Auto))),
+        ..options()
+    });
+    let threshold = measured.metric(gauge, "");
+    // On a machine where INT8 gains nothing there is no switch, and the gauge is 0.
+    assert!((0.0..=1024.0).contains(&threshold), "{threshold}");
+    assert!((Server::common().metric(gauge, "")).abs() < 1e-9);
+}
+
+/// Goal: weights that answer otherwise than at calibration take no request, also where no digest says so. Method: half a million INT8
+/// weights with other sign bits, and digest checks off.
+#[test]
+fn a_damaged_copy_is_found_before_readiness_by_its_answers() {
+    let out = tempfile::tempdir().unwrap();
+    let artifact = artifact(out.path());
+    let weights = std::fs::read_dir(artifact.join("weights")).unwrap();
+    let file = weights.map(|entry| entry.unwrap().path()).next().unwrap();
+    let mut bytes = std::fs::read(&file).unwrap();
+    // Scales stand in front of the weights.
+    let end = bytes.len();
+    bytes[end - 500_000..]
+        .iter_mut()
+        .for_each(|byte| *byte ^= 0x80);
+    std::fs::write(&file, bytes).unwrap();
+    let mut running = mixquant_engine::server::start(Options {
+        artifact: Some(artifact),
+        skip_digest_checks: true,
+        ..options()
+    })
+    .unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let error = runtime.block_on(running.finished()).unwrap_err();
+    assert!(
+        error.message.contains("self-test") && error.message.contains("golden.json"),
+        "{error}"
+    );
 }

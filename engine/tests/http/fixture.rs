@@ -33,6 +33,7 @@ pub(crate) fn options() -> Options {
     Options {
         model: model(),
         artifact: None,
+        quantise: None,
         listen: address,
         admin_listen: address,
         model_name: "kube-llama".to_owned(),
@@ -43,6 +44,8 @@ pub(crate) fn options() -> Options {
         drain_delay: Duration::ZERO,
         shutdown_grace: Duration::from_secs(20),
         skip_digest_checks: false,
+        valve: mixquant_engine::valve::read::Settings::default(),
+        difference_log: None,
     }
 }
 

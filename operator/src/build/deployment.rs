@@ -67,7 +67,7 @@ pub fn template(service: &ValidService, artifact: &Digest) -> PodTemplateSpec {
 
 fn serve_arguments(service: &ValidService, artifact: &Digest) -> Vec<String> {
     let (model, engine) = (&service.model, &service.engine);
-    [
+    let mut arguments = vec![
         "serve".to_owned(),
         format!("--model={}/{}", names::MOUNT_MODELS, model.path),
         format!("--artifact={}/{}", names::MOUNT_ARTIFACTS, artifact.hex()),
@@ -76,8 +76,15 @@ fn serve_arguments(service: &ValidService, artifact: &Digest) -> Vec<String> {
         format!("--served-model-name={}", model.name),
         format!("--max-batch-size={}", engine.max_batch_size),
         format!("--max-sequence-length={}", engine.max_sequence_length),
-    ]
-    .into()
+    ];
+    if let Some(valve) = &service.safety_valve {
+        arguments.extend([
+            format!("--valve-max-kl={}", valve.max_kl),
+            format!("--valve-min-margin={}", valve.min_margin),
+            format!("--shadow-audit-percent={}", valve.shadow_audit_percent),
+        ]);
+    }
+    arguments
 }
 
 /// The revision reaches the engine through the pod's label: as an argument it would be part of the template that it is the digest of.

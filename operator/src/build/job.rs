@@ -60,6 +60,9 @@ pub fn calibration(
         format!("--eval-sequence-length={}", verification.sequence_length),
         format!("--termination-message={}", names::TERMINATION_MESSAGE_PATH),
     ];
+    if service.calibration.measures_threshold {
+        args.push("--min-prompt-tokens=auto".to_owned());
+    }
     if let Some(digest) = expect_model {
         args.push(format!("--expect-model-digest={digest}"));
     }

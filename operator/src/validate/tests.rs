@@ -220,3 +220,69 @@ fn pausing_asks_for_nothing_new() {
     assert_eq!(before.request, after.request);
     assert!(after.rollout.paused && !before.rollout.paused);
 }
+
+#[test]
+fn a_measured_threshold_is_calibrated_and_a_safety_valve_is_not() {
+    use mixquant_crds::scalars::{Auto, PromptThreshold};
+
+    let example = validate(&example_with(|_| {})).unwrap();
+    let auto = validate(&example_with(|service| {
+        service.spec.precision.prefill.min_prompt_tokens =
+            Some(PromptThreshold::Measured(Auto::Auto));
+    }));
+    let auto = auto.unwrap();
+    assert!(auto.calibration.measures_threshold && !example.calibration.measures_threshold);
+    assert_ne!(auto.measured, example.measured);
+    let tighter = validate(&example_with(|service| {
+        let valve = service.spec.precision.safety_valve.as_mut().unwrap();
+        valve.max_kl.0 = "0.01".into();
+    }));
+    let tighter = tighter.unwrap();
+    assert_eq!(tighter.measured, example.measured);
+    assert_ne!(tighter.served, example.served);
+}
+
+#[test]
+fn a_safety_valve_without_a_quantised_prefill_is_a_problem() {
+    let service = example_with(|service| {
+        let prefill = &mut service.spec.precision.prefill;
+        prefill.scheme = PrefillScheme::Precise;
+        prefill.min_prompt_tokens = None;
+    });
+    let text = validate(&service).unwrap_err().to_string();
+    assert!(
+        text.contains("safetyValve guards a quantised prefill"),
+        "{text}"
+    );
+}
+
+#[test]
+fn copies_reach_the_plan_and_one_copy_needs_no_threshold() {
+    use mixquant_crds::{DecodeScheme, WeightCopies};
+
+    let plan =
+        |change: fn(&mut MixQuantService)| validate(&example_with(change)).map(|valid| valid.plan);
+    assert_eq!(plan(|_| {}).unwrap().weight_copies, WeightCopies::Dual);
+    let single = plan(|service| {
+        let precision = &mut service.spec.precision;
+        precision.weight_copies = Some(WeightCopies::Single);
+        precision.decode.scheme = DecodeScheme::W8A8;
+        precision.prefill.min_prompt_tokens = None;
+        precision.safety_valve = None;
+    });
+    assert_eq!(single.unwrap().weight_copies, WeightCopies::Single);
+    let text = plan(|service| {
+        service.spec.precision.weight_copies = Some(WeightCopies::Single);
+    });
+    let text = text.unwrap_err().to_string();
+    assert!(
+        text.contains("weightCopies Single belong together"),
+        "{text}"
+    );
+}
+
+fn example_with(change: impl FnOnce(&mut MixQuantService)) -> MixQuantService {
+    let mut service = example();
+    change(&mut service);
+    service
+}

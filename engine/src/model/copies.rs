@@ -1,0 +1,123 @@
+//! The forms of the weights that a plan keeps in memory, and the one that is made while a prompt is read.
+
+use mixquant_crds::{PrecisionPlan, WeightCopies};
+use rayon::prelude::*;
+
+use super::weight::Weight;
+use super::weights::{Layer, Linear, Weights};
+use crate::kernels::Packed;
+use crate::quant::{Codes, QuantisedLinear, QuantisedWeight};
+
+/// Rows that one thread rounds to INT8 at once: so much of a linear is FP32 at a time.
+const QUANTISED_ROWS: usize = 64;
+
+impl Linear {
+    /// Rounds to INT8, part by part, so that no whole matrix is ever widened.
+    pub(super) fn quantise(&self) -> QuantisedLinear {
+        let starts = (0..self.out_features)
+            .into_par_iter()
+            .step_by(QUANTISED_ROWS);
+        let parts: Vec<QuantisedLinear> = starts
+            .map(|start| {
+                let end = self.out_features.min(start + QUANTISED_ROWS);
+                let rows = self.weight.stored_rows(start..end);
+                QuantisedLinear::from_rows(String::new(), &rows, end - start, self.in_features)
+            })
+            .collect();
+        let mut codes = Vec::with_capacity(self.out_features * self.in_features);
+        let mut scales = Vec::with_capacity(self.out_features);
+        for part in parts {
+            if let Codes::Int8(part) = part.weight.codes {
+                codes.extend_from_slice(&part);
+            }
+            scales.extend_from_slice(&part.weight.scales);
+        }
+        QuantisedLinear {
+            name: self.name.clone(),
+            weight: QuantisedWeight {
+                out_features: self.out_features,
+                in_features: self.in_features,
+                codes: Codes::Int8(codes),
+                row_block: 1,
+                group: self.in_features,
+                scales,
+                zeros: None,
+                input_order: None,
+            },
+            input_scale: None,
+        }
+    }
+
+    /// The quantised form as the kernels read it, made now. The same bits as an attached copy that was rounded to nearest.
+    pub(super) fn packed(&self) -> Packed {
+        let linear = self.quantise();
+        Packed::new(&linear.name, &linear.weight)
+            .expect("weights rounded to nearest are whole, and no linear of a checked configuration is too wide")
+    }
+}
+
+/// Which matrices are wanted in BF16.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rounded {
+    pub(super) linears: bool,
+    /// Embedding and head.
+    pub(super) others: bool,
+}
+
+/// Bytes of weights in memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WeightBytes {
+    /// Embedding, norms and head, and the precise block linears where the plan uses them.
+    pub precise: usize,
+    /// The quantised copy of the block linears.
+    pub quantised: usize,
+    /// At most, while a prompt is read and its quantised linears are made on the way.
+    pub scratch: usize,
+}
+
+impl Layer {
+    fn norms(&self) -> impl Iterator<Item = &Vec<f32>> {
+        let heads = self
+            .head_norms
+            .iter()
+            .flat_map(|norms| [&norms.query, &norms.key]);
+        let post = self.attention_post_norm.iter().chain(&self.mlp_post_norm);
+        [&self.input_norm, &self.mlp_norm]
+            .into_iter()
+            .chain(heads)
+            .chain(post)
+    }
+}
+
+impl Weights {
+    /// What the plan keeps in memory.
+    pub(super) fn bytes(&self, plan: &PrecisionPlan) -> WeightBytes {
+        let norms: usize = self
+            .layers
+            .iter()
+            .flat_map(Layer::norms)
+            .map(Vec::len)
+            .sum();
+        let tables = self.embedding.bytes() + self.head.as_ref().map_or(0, Weight::bytes);
+        let others = 4 * (norms + self.norm.len()) + tables;
+        let linears = if plan.weight_copies == WeightCopies::Single {
+            0
+        } else {
+            self.linears().map(|linear| linear.weight.bytes()).sum()
+        };
+        let copies = self
+            .linears()
+            .filter_map(|linear| linear.quantised.as_ref());
+        let int8 = |linear: &Linear| linear.out_features * (linear.in_features + size_of::<f32>());
+        // The rounded linear and its packed form, for one linear at a time.
+        let scratch = match plan.weight_copies {
+            WeightCopies::OnTheFly => 2 * self.linears().map(int8).max().unwrap_or(0),
+            WeightCopies::Dual | WeightCopies::Single => 0,
+        };
+        WeightBytes {
+            precise: others + linears,
+            quantised: copies.map(Packed::bytes).sum(),
+            scratch,
+        }
+    }
+}
