@@ -58,3 +58,34 @@ fn every_example_is_a_service_that_the_types_read_whole() {
     }
     assert!(seen >= 3, "only {seen} examples");
 }
+
+/// The plan that an advice recommends, as the service `chat` would have it.
+fn advised(text: &str) -> Option<MixQuantService> {
+    let (_, plan) = text.split_once("\nprecision:\n")?;
+    let (plan, _) = plan.split_once("\n\n")?;
+    let mut service: serde_norway::Value =
+        serde_norway::from_str(include_str!("../examples/chat.yaml")).expect("YAML");
+    service["spec"]["precision"] =
+        serde_norway::from_str(plan).unwrap_or_else(|error| panic!("{error} in\n{plan}"));
+    Some(serde_norway::from_value(service).unwrap_or_else(|error| panic!("{error} in\n{plan}")))
+}
+
+#[test]
+fn every_advised_plan_is_a_precision_that_the_types_read_whole() {
+    let folder = repository().join("engine/tests/advise");
+    let (mut plans, mut none) = (0, 0);
+    for entry in fs::read_dir(folder).unwrap() {
+        let text = fs::read_to_string(entry.unwrap().path()).unwrap();
+        if let Some(service) = advised(&text) {
+            assert!(service.spec.precision.kv_cache.block_size > 0);
+            plans += 1;
+        } else {
+            assert!(text.contains("recommended: nothing"), "{text}");
+            none += 1;
+        }
+    }
+    assert!(
+        plans >= 4 && none >= 1,
+        "{plans} plans, {none} advices without"
+    );
+}

@@ -225,3 +225,31 @@ fn status_can_only_be_written_through_its_subresource() {
         );
     });
 }
+
+/// What `mixquant-engine advise` prints under `precision:` stands in a service that the apiserver takes.
+#[test]
+fn every_advised_plan_is_accepted() {
+    let Some(server) = apiserver::with_resource() else {
+        return;
+    };
+    let example = means::repository().join("crds/examples/chat.yaml");
+    let example = std::fs::read_to_string(example).unwrap();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let mut plans = 0;
+    for entry in std::fs::read_dir(means::repository().join("engine/tests/advise")).unwrap() {
+        let entry = entry.unwrap();
+        let text = std::fs::read_to_string(entry.path()).unwrap();
+        let Some((_, plan)) = text.split_once("\nprecision:\n") else {
+            continue;
+        };
+        let (plan, _) = plan.split_once("\n\n").unwrap();
+        let mut service: serde_norway::Value = serde_norway::from_str(&example).unwrap();
+        service["spec"]["precision"] = serde_norway::from_str(plan).unwrap();
+        let file = folder.join(entry.file_name());
+        std::fs::write(&file, serde_norway::to_string(&service).unwrap()).unwrap();
+        let answer = dry_run(server, &file);
+        assert!(answer.ok, "{plan}\n{}", answer.stderr);
+        plans += 1;
+    }
+    assert!(plans >= 4, "{plans} plans");
+}

@@ -3,6 +3,7 @@
 //! One worker thread owns model, cache and scheduler; the HTTP side only sends it commands. Kernels stand behind
 //! [`kernels::Backend`], and `naive` is the oracle for every other implementation.
 
+pub mod advise;
 pub mod artifact;
 pub mod calibrate;
 pub mod chat;

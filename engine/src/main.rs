@@ -25,6 +25,8 @@ enum Command {
     Quality(cli::quality::Arguments),
     /// Write a quantised checkpoint in a layout that other engines load.
     Export(cli::export::Arguments),
+    /// Say which plan fits a model and a device, and why.
+    Advise(cli::advise::Arguments),
     /// Say what a model's or an artifact's folder is.
     Inspect(cli::inspect::Arguments),
 }
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
         Command::Verify(arguments) => cli::verify::run(&arguments),
         Command::Quality(arguments) => cli::quality::run(&arguments),
         Command::Export(arguments) => cli::export::run(&arguments),
+        Command::Advise(arguments) => cli::advise::run(&arguments),
         Command::Inspect(arguments) => cli::inspect::run(&arguments),
     };
     match result {

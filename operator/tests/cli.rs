@@ -264,7 +264,8 @@ fn plan_tells_what_a_change_costs() {
     assert_eq!(image.peak_pods(), 4);
     shows(&expect_file!["cli/plan-image.txt"], &image);
     let threshold = changed(|service| {
-        service.spec.precision.prefill.min_prompt_tokens = Some(256);
+        service.spec.precision.prefill.min_prompt_tokens =
+            Some(mixquant_crds::scalars::PromptThreshold::Tokens(256));
     });
     assert_eq!(threshold.change, Some(Change::Calibration));
     let limit = changed(|service| service.spec.slo.tpot.max_milliseconds = Some(50));

@@ -1,5 +1,6 @@
 //! The commands: each file reads its arguments, calls the library and prints; it decides nothing.
 
+pub mod advise;
 pub mod calibrate;
 pub mod export;
 pub mod inspect;

@@ -62,7 +62,9 @@ pub(crate) fn invert(tensor: &mut QuantisedLinear) {
     let Codes::Int8(codes) = &mut tensor.weight.codes else {
         panic!("the copy is INT8");
     };
-    codes.iter_mut().for_each(|code| *code = -*code);
+    for code in codes {
+        *code = -*code;
+    }
 }
 
 /// Ids that look like a text's.
