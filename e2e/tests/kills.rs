@@ -60,7 +60,7 @@ impl Change {
     const ALL: [Self; 3] = [Self::FirstDeployment, Self::NewImage, Self::StarvedCanary];
 
     fn ask(self, service: &Service) -> anyhow::Result<()> {
-        let starved = json!({"requests": {"cpu": "100m"}, "limits": {"cpu": "100m"}});
+        let starved = json!({"requests": {"cpu": "40m"}, "limits": {"cpu": "40m"}});
         match self {
             Self::FirstDeployment => Service::create(service.context.clone()).map(drop),
             Self::NewImage => {

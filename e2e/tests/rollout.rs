@@ -240,7 +240,7 @@ async fn a_starved_canary_is_rolled_back_without_one_failed_request() {
         let (before, pods) = (service.get()?, service.pods()?);
         let load = service.load(SCENARIO).await?;
         let begun = std::time::Instant::now();
-        service.patch(&json!({"engine": {"resources": {"requests": {"cpu": "100m"}, "limits": {"cpu": "100m"}}}}))?;
+        service.patch(&json!({"engine": {"resources": {"requests": {"cpu": "40m"}, "limits": {"cpu": "40m"}}}}))?;
         service
             .wait(ROLLOUT, "a canary", |object| {
                 !revision(object, "canary").is_empty()

@@ -75,7 +75,7 @@ async fn promote(service: &Service, image: &str) -> anyhow::Result<()> {
 /// A bad change: too little CPU. It is rolled back by itself, then the spec is put right again.
 async fn roll_back(service: &Service) -> anyhow::Result<()> {
     let before = service.get()?;
-    let starved = json!({"requests": {"cpu": "100m"}, "limits": {"cpu": "100m"}});
+    let starved = json!({"requests": {"cpu": "40m"}, "limits": {"cpu": "40m"}});
     service.patch(&json!({"engine": {"resources": starved}}))?;
     let object = service
         .wait(ROLLOUT, "rolled back", |object| {
