@@ -280,6 +280,19 @@ fn what_could_not_be_read_is_inconclusive_whatever_no_data_says() {
     }
 }
 
+/// Pods that were judged a moment ago and are gone leave nobody to be judged.
+#[test]
+fn a_track_of_which_no_pod_answers_is_inconclusive_whatever_was_counted_before() {
+    for gone in [0, 1] {
+        let mut tracks = [latency(0.02, 500), latency(0.02, 500)];
+        tracks[gone].pods = 0;
+        let [stable, canary] = tracks;
+        let verdict = judged(&tpot(), stable, canary);
+        assert_eq!(verdict.outcome, Outcome::Inconclusive);
+        assert!(verdict.message.contains("no pod of revision"));
+    }
+}
+
 /// Counters that froze after a good start prove nothing; what they showed of a bad one stands.
 #[test]
 fn counters_that_froze_pass_nothing() {

@@ -87,6 +87,12 @@ impl Reading {
         if let Some(problem) = track.problems.first() {
             return Err(Blank::Unseen(format!("revision {revision}: {problem}")));
         }
+        if track.pods == 0 {
+            // What pods counted that are gone now says nothing of those that serve.
+            return Err(Blank::Unseen(format!(
+                "no pod of revision {revision} answered"
+            )));
+        }
         let (what, of) = series(gate.metric);
         let measured = value(track, revision, what)?;
         let mut requests = 0_u64;

@@ -51,6 +51,11 @@ pub(super) struct Pod {
 }
 
 impl Pod {
+    /// Whether the kernel has killed its container for memory.
+    pub(super) fn was_killed(&self, now: i64) -> bool {
+        self.manners.out_of_memory && now >= self.born + 40
+    }
+
     /// How often its container has ended until `now`.
     pub(super) fn restarts(&self, now: i64) -> i32 {
         if self.manners.crashes {

@@ -112,7 +112,8 @@ impl Cluster {
             // Slowness is measured against stable: beside a slow one it is none.
             let bad = manners(next)
                 .filter(|next| !next.are_good())
-                .is_some_and(|next| next.slowness <= 1.0 || manners(&before) != Some(next));
+                .is_some_and(|next| next.slowness <= 1.0 || manners(&before) != Some(next))
+                && !self.is_unharmed_yet(canary);
             if bad && !excused {
                 return Err(format!("a bad canary is promoted: {:?}", manners(next)));
             }
@@ -157,6 +158,16 @@ impl Cluster {
     fn may_skip(&self, revision: &str) -> bool {
         let window = self.service.spec.rollout.rollback_window.is_some();
         self.asked_full.contains(revision) || (window && self.was_stable.contains(revision))
+    }
+
+    /// Whether `revision` is bad only by running out of memory, and none of its pods has yet: a status that someone forged to the last
+    /// stage leaves so little time that nothing is there to be seen.
+    fn is_unharmed_yet(&self, revision: Option<&str>) -> bool {
+        let mut pods = self
+            .pods
+            .iter()
+            .filter(|pod| Some(pod.revision.as_str()) == revision);
+        pods.all(|pod| pod.manners.out_of_memory && !pod.was_killed(self.now))
     }
 
     /// No gate on metrics passes on pages that say nothing.

@@ -121,7 +121,7 @@ impl Cluster {
             terminating: false,
             restarts: pod.restarts(self.now),
             cannot_start: None,
-            out_of_memory: pod.manners.out_of_memory && self.now >= pod.born + 40,
+            out_of_memory: pod.was_killed(self.now),
             created_at: moment(pod.born),
         }
     }
