@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use serde_json::Value;
@@ -70,13 +71,15 @@ impl Tokenizer {
                 }
             },
         };
-        // The library panics on a part that is no JSON, so that is found out first.
         let json: Value = serde_json::from_slice(&text)
             .map_err(|error| Error::model(format!("{}: {error}", path.display())))?;
-        let mut inner = Inner::from_bytes(&text)
-            .map_err(|error| Error::model(format!("{}: {}", path.display(), one_line(&error))))?;
         let broken =
             |what: &dyn std::fmt::Display| Error::model(format!("{}: {what}", path.display()));
+        let mut inner = guarded(|| Inner::from_bytes(&text)).map_err(|why| broken(&why))?;
+        // A part that is read but cannot be used shows at the first text, which is here.
+        if guarded(|| Ok(inner.encode_fast("a", true).is_ok())).is_err() {
+            return Err(broken(&PANICS));
+        }
         inner
             .with_truncation(None)
             .map_err(|error| broken(&error))?;
@@ -303,13 +306,18 @@ fn control_texts<'a>(
 }
 
 fn encode(tokenizer: &Inner, text: &str, add_special: bool) -> Result<Vec<u32>> {
-    let encoding = tokenizer.encode_fast(text, add_special).map_err(|error| {
-        Error::data(format!(
-            "the text cannot be tokenised: {}",
-            one_line(&error)
-        ))
-    })?;
+    let encoding = guarded(|| tokenizer.encode_fast(text, add_special))
+        .map_err(|why| Error::data(format!("the text cannot be tokenised: {why}")))?;
     Ok(encoding.get_ids().to_vec())
+}
+
+const PANICS: &str = "the tokenizers library cannot use what the file says";
+
+/// The library panics over some files and the texts it reads by them: that ends a file or a request, never the process.
+fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work))
+        .map_err(|_| PANICS.to_owned())?
+        .map_err(|error| one_line(&error))
 }
 
 fn config(directory: &Path) -> Result<Value> {
