@@ -53,7 +53,7 @@ impl Running {
     ///
     /// # Errors
     /// A target that takes none for half a minute.
-    pub async fn start_when_reachable(plan: Plan) -> anyhow::Result<Self> {
+    pub async fn start(plan: Plan) -> anyhow::Result<Self> {
         let address = (plan.target.host.as_str(), plan.target.port);
         let reachable = tokio::time::timeout(REACHABLE, async {
             while tokio::net::TcpStream::connect(address).await.is_err() {
@@ -66,11 +66,7 @@ impl Running {
                 address.0, address.1
             )
         })?;
-        Self::start(plan)
-    }
-
-    /// On threads of its own: a scenario that waits for a program blocks its thread, and the load must not wait with it.
-    fn start(plan: Plan) -> anyhow::Result<Self> {
+        // On threads of its own: a scenario that waits for a program blocks its thread, and the load must not wait with it.
         let stop = Arc::new(AtomicBool::new(false));
         let report = Arc::new(Mutex::new(Report::new()));
         let runtime = tokio::runtime::Builder::new_multi_thread()

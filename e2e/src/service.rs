@@ -235,7 +235,7 @@ impl Service {
 
     /// Starts the load of the scenarios: 22 requests a second until it is stopped, for at most `duration`. It goes straight to the Service's address.
     pub async fn load(&self, duration: Duration) -> anyhow::Result<load::Running> {
-        load::Running::start_when_reachable(load::Plan {
+        load::Running::start(load::Plan {
             target: load::Target {
                 host: self.address()?,
                 port: PORT,

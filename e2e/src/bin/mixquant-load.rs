@@ -37,7 +37,7 @@ async fn main() -> ExitCode {
 
 async fn run() -> anyhow::Result<Report> {
     let plan = plan(&std::env::args().skip(1).collect::<Vec<_>>())?;
-    let running = Running::start_when_reachable(plan).await?;
+    let running = Running::start(plan).await?;
     let mut terminated = signal(SignalKind::terminate())?;
     let mut ticks = tokio::time::interval(PROGRESS_EVERY);
     while !running.is_finished() {
