@@ -204,17 +204,21 @@ impl Service {
         Ok(first_line(content).to_owned())
     }
 
-    /// Prompts that the running pods have read in this precision, by their own count.
-    pub fn prefills(&self, precision: &str) -> anyhow::Result<u64> {
-        let label = format!("precision=\"{precision}\"");
-        let list = self.context.kubectl.get(&[
+    fn engine_pods(&self) -> anyhow::Result<Value> {
+        self.context.kubectl.get(&[
             "pods",
             "--selector",
             &format!(
                 "mixquant.io/service={},app.kubernetes.io/component=engine",
                 self.name
             ),
-        ])?;
+        ])
+    }
+
+    /// Prompts that the running pods have read in this precision, by their own count.
+    pub fn prefills(&self, precision: &str) -> anyhow::Result<u64> {
+        let label = format!("precision=\"{precision}\"");
+        let list = self.engine_pods()?;
         let mut sum = 0;
         for pod in crate::namespace::names(&list) {
             let path = format!(
@@ -272,14 +276,7 @@ impl Service {
 
     /// UID, revision and restarts of every engine pod.
     pub fn pods(&self) -> anyhow::Result<Vec<(String, String, i64)>> {
-        let list = self.context.kubectl.get(&[
-            "pods",
-            "--selector",
-            &format!(
-                "mixquant.io/service={},app.kubernetes.io/component=engine",
-                self.name
-            ),
-        ])?;
+        let list = self.engine_pods()?;
         let mut pods: Vec<_> = list["items"]
             .as_array()
             .cloned()

@@ -18,7 +18,6 @@ use mixquant_engine::artifact::{Artifact, Check};
 use mixquant_engine::calibrate;
 use mixquant_engine::kernels;
 use mixquant_engine::model::{LogitRows, Model, Workspace};
-use mixquant_engine::progress::Progress;
 use mixquant_engine::tokenizer::{Special, Tokenizer};
 use mixquant_engine::valve::audit::prompts_until_seen;
 use mixquant_engine::valve::read::{Settings, Valve};
@@ -198,27 +197,13 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let (model, out) = (
-            folder.path().join("healthy"),
-            folder.path().join("artifacts"),
-        );
+        let model = folder.path().join("healthy");
         jobs::copy(&jobs::model(), &model);
-        let options = calibrate::Options {
+        let artifact = jobs::artifact(&calibrate::Options {
             model: model.clone(),
-            data: jobs::text(),
-            out: out.clone(),
-            plan: jobs::plan(),
             samples: 4,
-            sequence_length: 128,
-            evaluation_data: None,
-            evaluation_samples: Some(1),
-            evaluation_sequence_length: 128,
-            quantiser: calibrate::quantisers::Quantiser::Rtn,
-            mix: None,
-            expected_model: None,
-            min_prompt_tokens: None,
-        };
-        let report = calibrate::run(&options, &Progress::hidden()).unwrap();
+            ..jobs::options(&folder.path().join("artifacts"), jobs::plan())
+        });
         let tokenizer = Tokenizer::open(&model).unwrap();
         let text = fs::read_to_string(jobs::text()).unwrap();
         let ids = tokenizer.encode(&text, Special::None).unwrap();
@@ -227,7 +212,7 @@ impl Bench {
         let prompts: Vec<Vec<u32>> = windows.map(|window| [&[FIRST], window].concat()).collect();
         assert_eq!(prompts.len(), PROMPTS);
         let mut bench = Self {
-            artifact: out.join(report.artifact_digest.hex()),
+            artifact,
             model,
             folder,
             prompts,

@@ -16,29 +16,11 @@ use std::time::Instant;
 
 use mixquant_crds::names::{EXIT_INPUT, EXIT_RETRY};
 use mixquant_engine::artifact::{Artifact, Check};
-use mixquant_engine::calibrate;
 use mixquant_engine::model::{Chunk, LogitRows, Model, Workspace};
-use mixquant_engine::progress::Progress;
 
 /// An artifact whose W8A8 copy reads prompts of 64 tokens and more.
 fn artifact(out: &Path) -> PathBuf {
-    let options = calibrate::Options {
-        model: jobs::model(),
-        data: jobs::text(),
-        out: out.to_owned(),
-        plan: jobs::plan(),
-        samples: 2,
-        sequence_length: 128,
-        evaluation_data: None,
-        evaluation_samples: Some(1),
-        evaluation_sequence_length: 128,
-        quantiser: calibrate::quantisers::Quantiser::Rtn,
-        mix: None,
-        expected_model: None,
-        min_prompt_tokens: None,
-    };
-    let report = calibrate::run(&options, &Progress::hidden()).unwrap();
-    out.join(report.artifact_digest.hex())
+    jobs::artifact(&jobs::options(out, jobs::plan()))
 }
 
 /// The logits after a prompt as serving computes them, and after one token decoded behind it.

@@ -147,19 +147,13 @@ fn good_and_bad(samples: usize) {
     let mut plan = calibrate::default_plan();
     plan.prefill.min_prompt_tokens = 128;
     let options = calibrate::Options {
-        model: jobs::model(),
         data: calibration,
-        out: out.path().to_owned(),
-        plan,
         samples,
         sequence_length: 512,
         evaluation_data: Some(text.clone()),
         evaluation_samples: Some(samples),
         evaluation_sequence_length: 512,
-        quantiser: calibrate::quantisers::Quantiser::Rtn,
-        mix: None,
-        expected_model: None,
-        min_prompt_tokens: None,
+        ..jobs::options(out.path(), plan)
     };
     let good = calibrate::run(&options, &Progress::hidden())
         .unwrap()

@@ -2,21 +2,7 @@
 
 use super::*;
 use crate::histogram::Histogram;
-
-fn pod(uid: &str, revision: &str) -> ObservedPod {
-    ObservedPod {
-        name: format!("chat-{uid}"),
-        uid: uid.into(),
-        revision: revision.into(),
-        ip: Some("127.0.0.1".into()),
-        ready: true,
-        terminating: false,
-        restarts: 0,
-        cannot_start: None,
-        out_of_memory: false,
-        created_at: Timestamp::UNIX_EPOCH,
-    }
-}
+use crate::observed::fixture::pod;
 
 fn scrape(process_start: u64, counts: [u64; 3]) -> Scrape {
     let tpot = Histogram {

@@ -314,3 +314,24 @@ pub enum Traffic {
     /// Engine pods of every revision of this service.
     All,
 }
+
+#[cfg(test)]
+pub(crate) mod fixture {
+    use super::{ObservedPod, Timestamp};
+
+    /// A pod that is ready and has never been anything else.
+    pub(crate) fn pod(uid: &str, revision: &str) -> ObservedPod {
+        ObservedPod {
+            name: format!("chat-{uid}"),
+            uid: uid.into(),
+            revision: revision.into(),
+            ip: Some("127.0.0.1".into()),
+            ready: true,
+            terminating: false,
+            restarts: 0,
+            cannot_start: None,
+            out_of_memory: false,
+            created_at: Timestamp::UNIX_EPOCH,
+        }
+    }
+}

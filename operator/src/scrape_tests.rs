@@ -10,23 +10,9 @@ use tokio::net::TcpListener;
 
 use super::*;
 use crate::judge;
+use crate::observed::fixture::pod;
 use crate::samples::{Series, Value};
 use crate::validate::Gate;
-
-fn pod(uid: &str, revision: &str) -> ObservedPod {
-    ObservedPod {
-        name: format!("chat-{uid}"),
-        uid: uid.into(),
-        revision: revision.into(),
-        ip: Some("127.0.0.1".into()),
-        ready: true,
-        terminating: false,
-        restarts: 0,
-        cannot_start: None,
-        out_of_memory: false,
-        created_at: Timestamp::UNIX_EPOCH,
-    }
-}
 
 fn window() -> Window {
     Window {

@@ -211,15 +211,16 @@ mod tests {
 
     #[test]
     fn a_window_counts_the_token_itself_and_both_directions_agree() {
+        let shape = |window| Shape {
+            kv_heads: 1,
+            group: 1,
+            head_dim: 2,
+            scale: 1.0,
+            cap: None,
+            window,
+        };
         for window in [None, Some(1), Some(3), Some(100)] {
-            let shape = Shape {
-                kv_heads: 1,
-                group: 1,
-                head_dim: 2,
-                scale: 1.0,
-                cap: None,
-                window,
-            };
+            let shape = shape(window);
             let (start, end) = (4, 9);
             for key in 0..end {
                 let seeing = (start..end)
@@ -231,14 +232,6 @@ mod tests {
                 );
             }
         }
-        let shape = |window| Shape {
-            kv_heads: 1,
-            group: 1,
-            head_dim: 2,
-            scale: 1.0,
-            cap: None,
-            window,
-        };
         assert_eq!(shape(Some(1)).first_seen(7), 7);
         assert_eq!(shape(Some(3)).first_seen(7), 5);
     }

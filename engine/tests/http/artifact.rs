@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use mixquant_crds::{DecodeScheme, PrecisionPlan, PrefillScheme};
 use mixquant_engine::calibrate;
-use mixquant_engine::progress::Progress;
 use mixquant_engine::server::Options;
 use serde_json::{Value, json};
 
 use crate::client::post;
 use crate::fixture::{Server, model, options};
+use crate::jobs;
 
 /// Prompts of so many tokens and more are read on the quantised copy. As many as the plan keeps recent, so that below it the cache is not
 /// quantised either.
@@ -19,24 +19,7 @@ const MIN_PROMPT_TOKENS: u32 = 64;
 fn artifact(out: &Path) -> PathBuf {
     let mut plan = calibrate::default_plan();
     plan.prefill.min_prompt_tokens = MIN_PROMPT_TOKENS;
-    let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("../LICENSE");
-    let made = calibrate::Options {
-        model: model(),
-        data: text,
-        out: out.to_owned(),
-        plan,
-        samples: 2,
-        sequence_length: 128,
-        evaluation_data: None,
-        evaluation_samples: Some(1),
-        evaluation_sequence_length: 128,
-        quantiser: calibrate::quantisers::Quantiser::Rtn,
-        mix: None,
-        expected_model: None,
-        min_prompt_tokens: None,
-    };
-    let report = calibrate::run(&made, &Progress::hidden()).expect("an artifact");
-    out.join(report.artifact_digest.hex())
+    jobs::artifact(&jobs::options(out, plan))
 }
 
 /// The likelihoods of a prompt and of four tokens behind it.

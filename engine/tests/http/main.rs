@@ -13,5 +13,7 @@ mod artifact;
 mod client;
 mod faults;
 mod fixture;
+#[path = "../jobs/mod.rs"]
+mod jobs;
 mod lifecycle;
 mod refusals;

@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use mixquant_crds::PrecisionPlan;
+use mixquant_engine::calibrate;
+use mixquant_engine::calibrate::quantisers::Quantiser;
+use mixquant_engine::progress::Progress;
 
 /// The model that ships with the repository.
 pub(crate) fn model() -> PathBuf {
@@ -36,9 +39,34 @@ pub(crate) fn shared(path: &str) -> Option<PathBuf> {
 
 /// The default plan for prompts of 64 tokens and more.
 pub(crate) fn plan() -> PrecisionPlan {
-    let mut plan = mixquant_engine::calibrate::default_plan();
+    let mut plan = calibrate::default_plan();
     plan.prefill.min_prompt_tokens = 64;
     plan
+}
+
+/// Calibrates on two short windows of the text and verifies on one: the least that makes a whole artifact.
+pub(crate) fn options(out: &Path, plan: PrecisionPlan) -> calibrate::Options {
+    calibrate::Options {
+        model: model(),
+        data: text(),
+        out: out.to_owned(),
+        plan,
+        samples: 2,
+        sequence_length: 128,
+        evaluation_data: None,
+        evaluation_samples: Some(1),
+        evaluation_sequence_length: 128,
+        quantiser: Quantiser::Rtn,
+        mix: None,
+        expected_model: None,
+        min_prompt_tokens: None,
+    }
+}
+
+/// Calibrates; returns the artifact's folder.
+pub(crate) fn artifact(options: &calibrate::Options) -> PathBuf {
+    let report = calibrate::run(options, &Progress::hidden()).unwrap();
+    options.out.join(report.artifact_digest.hex())
 }
 
 /// Arguments that calibrate on four windows of the text and verify on two others. clap refuses an option that is given twice, so `extra`

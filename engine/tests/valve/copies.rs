@@ -2,13 +2,12 @@
 
 use mixquant_crds::{DecodeScheme, PrecisionPlan, WeightCopies};
 use mixquant_engine::artifact::{Artifact, Check};
-use mixquant_engine::calibrate;
 use mixquant_engine::model::{
     Chunk, Importance, LogitRows, Model, Pass, QuantisedLinears, Workspace,
 };
-use mixquant_engine::progress::Progress;
 
 use crate::fixture::{directory, plan, prompt, read, settings};
+use crate::jobs;
 
 fn plan_with(copies: WeightCopies) -> PrecisionPlan {
     let mut plan = plan();
@@ -123,23 +122,8 @@ fn each_mode_keeps_what_it_says() {
 fn artifacts_hold_a_copy_where_the_plan_keeps_one() {
     let folder = tempfile::tempdir().unwrap();
     for copies in [WeightCopies::OnTheFly, WeightCopies::Single] {
-        let options = calibrate::Options {
-            model: directory(),
-            data: directory().join("../../../LICENSE"),
-            out: folder.path().to_owned(),
-            plan: plan_with(copies),
-            samples: 1,
-            sequence_length: 128,
-            evaluation_data: None,
-            evaluation_samples: Some(1),
-            evaluation_sequence_length: 128,
-            quantiser: calibrate::quantisers::Quantiser::Rtn,
-            mix: None,
-            expected_model: None,
-            min_prompt_tokens: None,
-        };
-        let report = calibrate::run(&options, &Progress::hidden()).unwrap();
-        let artifact = folder.path().join(report.artifact_digest.hex());
+        let options = jobs::options(folder.path(), plan_with(copies));
+        let artifact = jobs::artifact(&options);
         let artifact = Artifact::open(&artifact, Check::Digests).unwrap();
         let weights = artifact.manifest().weights().count();
         assert_eq!(weights > 0, copies == WeightCopies::Single, "{copies:?}");

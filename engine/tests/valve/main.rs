@@ -9,5 +9,7 @@
 mod copies;
 mod fixture;
 mod healthy;
+#[path = "../jobs/mod.rs"]
+mod jobs;
 mod reading;
 mod serving;
