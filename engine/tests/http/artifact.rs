@@ -8,7 +8,7 @@ use mixquant_engine::server::Options;
 use serde_json::{Value, json};
 
 use crate::client::post;
-use crate::fixture::{Server, model, options};
+use crate::fixture::{Server, options};
 use crate::jobs;
 
 /// Prompts of so many tokens and more are read on the quantised copy. As many as the plan keeps recent, so that below it the cache is not
