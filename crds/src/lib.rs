@@ -19,6 +19,8 @@ pub mod scalars;
 #[cfg(feature = "kube")]
 pub mod service;
 #[cfg(feature = "kube")]
+pub mod source;
+#[cfg(feature = "kube")]
 pub mod status;
 
 pub use digest::{Digest, DigestError};

@@ -62,6 +62,26 @@ pub const ARTIFACT_REPORT: &str = "report.json";
 /// Artifact folder: quantised tensors.
 pub const ARTIFACT_WEIGHTS: &str = "weights";
 
+/// Where `fetch` finds credentials: keys of a Secret and variables of the same names, by kind of source.
+pub mod fetch_environment {
+    /// `s3://`: the key's name.
+    pub const AWS_ACCESS_KEY_ID: &str = "AWS_ACCESS_KEY_ID";
+    /// `s3://`: the key.
+    pub const AWS_SECRET_ACCESS_KEY: &str = "AWS_SECRET_ACCESS_KEY";
+    /// `s3://`: the token of a key for a time.
+    pub const AWS_SESSION_TOKEN: &str = "AWS_SESSION_TOKEN";
+    /// `gs://`: a service account's key file, as JSON.
+    pub const GOOGLE_SERVICE_ACCOUNT_KEY: &str = "GOOGLE_SERVICE_ACCOUNT_KEY";
+    /// `az://`: the storage account.
+    pub const AZURE_STORAGE_ACCOUNT_NAME: &str = "AZURE_STORAGE_ACCOUNT_NAME";
+    /// `az://`: its key, in Base64.
+    pub const AZURE_STORAGE_ACCOUNT_KEY: &str = "AZURE_STORAGE_ACCOUNT_KEY";
+    /// `az://`: or a shared access signature.
+    pub const AZURE_STORAGE_SAS_TOKEN: &str = "AZURE_STORAGE_SAS_TOKEN";
+    /// `https://`: sent as `Authorization: Bearer`.
+    pub const BEARER_TOKEN: &str = "BEARER_TOKEN";
+}
+
 /// Metric names of the engine. Own series start with `mixquant_`, base unit last; the `vllm:` names are always exported too.
 pub mod engine_metrics {
     /// Histogram, seconds from arrival to the first token.

@@ -76,6 +76,10 @@ pub enum FailureReason {
     ArtifactInvalid,
     /// The volume for artifacts is full or not writable.
     StorageFailed,
+    /// The model's source says no: it does not exist, access is denied, or the URI names no model.
+    SourceRefused,
+    /// The model's source does not answer, or broke off; another try goes on.
+    SourceUnavailable,
     /// The plan cannot work.
     PlanInvalid,
     /// Anything else.

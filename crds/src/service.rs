@@ -18,6 +18,9 @@ use crate::digest::Digest;
 use crate::precision::{DecodeScheme, KvCacheMode, KvPrecision, PrefillScheme, WeightCopies};
 use crate::rollout::{GateSpec, RolloutSpec, SloSpec};
 use crate::scalars::{Decimal, PromptThreshold};
+pub use crate::source::{
+    ClaimPath, ClaimRef, EmptyDirCache, ModelCache, ModelImage, ModelSource, ObjectStore, SecretRef,
+};
 use crate::status::MixQuantServiceStatus;
 
 /// A language model served with quantised prefill, precise decode and a mixed-precision KV cache: calibrated and verified before it serves, rolled out gray, rolled back by itself.
@@ -91,6 +94,10 @@ fn one() -> i32 {
 /// The model.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("has(self.digest) || !has(self.source.objectStore) || !self.source.objectStore.uri.startsWith('http://')").message("model.digest is missing: over http:// anybody on the way could put another model in its place"),
+    validation = Rule::new("has(self.digest) || !has(self.source.objectStore) || !has(self.source.objectStore.cache) || !has(self.source.objectStore.cache.persistentVolumeClaim)").message("model.digest is missing: pods of several revisions share objectStore.cache.persistentVolumeClaim, and each must find its own model there")
+)]
 pub struct ModelSpec {
     /// The name that requests ask for.
     #[schemars(
@@ -102,34 +109,6 @@ pub struct ModelSpec {
     pub source: ModelSource,
     /// The model's content digest, as `mixquant-engine inspect` prints it. Checked before the first use; recorded in status when absent.
     pub digest: Option<Digest>,
-}
-
-/// Where a model's files are.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct ModelSource {
-    /// A folder in Hugging Face layout on a volume.
-    pub persistent_volume_claim: ClaimPath,
-}
-
-/// A folder on a claim.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct ClaimPath {
-    /// A PersistentVolumeClaim in the service's namespace.
-    #[schemars(
-        length(min = 1, max = 253),
-        regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
-    )]
-    pub claim_name: String,
-    /// The folder on it, relative to its root.
-    #[schemars(length(min = 1, max = 512))]
-    #[x_kube(
-        validation = Rule::new("!self.startsWith('/')").message("path is absolute: write it relative to the volume's root"),
-        validation = Rule::new("!self.split('/').exists(part, part == '..' || part == '.' || part == '')").message("path must be plain folder names: no `..`, `.` or empty parts"),
-        validation = Rule::new("self.matches('^[A-Za-z0-9._/-]+$')").message("path may hold only letters, digits, `.`, `_`, `-` and `/`")
-    )]
-    pub path: String,
 }
 
 /// The arithmetic.
@@ -338,18 +317,6 @@ fn verification_samples() -> i32 {
 pub struct ArtifactsSpec {
     /// A claim that the calibration Job writes and engine pods read: ReadWriteMany, or ReadWriteOnce on one node.
     pub persistent_volume_claim: ClaimRef,
-}
-
-/// A claim.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct ClaimRef {
-    /// A PersistentVolumeClaim in the service's namespace.
-    #[schemars(
-        length(min = 1, max = 253),
-        regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
-    )]
-    pub claim_name: String,
 }
 
 /// The engine pods.

@@ -66,11 +66,14 @@ impl Error {
     /// The process's exit code: may another try help, or is the input wrong?
     pub fn exit_code(&self) -> i32 {
         match self.reason {
-            FailureReason::StorageFailed | FailureReason::Internal => EXIT_RETRY,
+            FailureReason::StorageFailed
+            | FailureReason::SourceUnavailable
+            | FailureReason::Internal => EXIT_RETRY,
             FailureReason::ModelInvalid
             | FailureReason::DigestMismatch
             | FailureReason::DataInvalid
             | FailureReason::ArtifactInvalid
+            | FailureReason::SourceRefused
             | FailureReason::PlanInvalid => EXIT_INPUT,
         }
     }

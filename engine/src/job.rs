@@ -30,17 +30,39 @@ pub fn run<T>(
     work: impl FnOnce(&Progress) -> Result<T>,
     answer: impl FnOnce(&T) -> JobMessage,
 ) -> Result<T> {
+    run_and_tell(message_path, work, |value| Some(answer(value)))
+}
+
+/// The same for a step before the Job's own work: only a failure is an answer.
+///
+/// # Errors
+/// Those of `work`, a panic in it, and an answer that cannot be written.
+pub fn run_step<T>(
+    message_path: Option<&Path>,
+    work: impl FnOnce(&Progress) -> Result<T>,
+) -> Result<T> {
+    run_and_tell(message_path, work, |_| None)
+}
+
+fn run_and_tell<T>(
+    message_path: Option<&Path>,
+    work: impl FnOnce(&Progress) -> Result<T>,
+    answer: impl FnOnce(&T) -> Option<JobMessage>,
+) -> Result<T> {
     let progress = progress();
     let result = catch_unwind(AssertUnwindSafe(|| work(&progress)))
         .unwrap_or_else(|panic| Err(Error::internal(panic_message(panic.as_ref()))));
     let message = match &result {
         Ok(value) => answer(value),
-        Err(error) => JobMessage::Failed(JobFailure {
+        Err(error) => Some(JobMessage::Failed(JobFailure {
             reason: error.reason,
             message: error.message.clone(),
-        }),
+        })),
     };
-    let written = message_path.map_or(Ok(()), |path| write_message(path, &message));
+    let written = match (message_path, message) {
+        (Some(path), Some(message)) => write_message(path, &message),
+        _ => Ok(()),
+    };
     // The work's own error comes first: it is the cause.
     result.and_then(|value| written.map(|()| value))
 }

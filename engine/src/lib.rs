@@ -12,6 +12,7 @@ pub mod dataset;
 pub mod detokenize;
 pub mod error;
 pub mod export;
+pub mod fetch;
 pub mod formats;
 pub mod health;
 pub mod inspect;

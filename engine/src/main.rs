@@ -25,6 +25,8 @@ enum Command {
     Quality(cli::quality::Arguments),
     /// Write a quantised checkpoint in a layout that other engines load.
     Export(cli::export::Arguments),
+    /// Bring a model from an object store or a web server into a folder; killed, it goes on where it was.
+    Fetch(cli::fetch::Arguments),
     /// Say which plan fits a model and a device, and why.
     Advise(cli::advise::Arguments),
     /// Say what a model's or an artifact's folder is.
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
         Command::Verify(arguments) => cli::verify::run(&arguments),
         Command::Quality(arguments) => cli::quality::run(&arguments),
         Command::Export(arguments) => cli::export::run(&arguments),
+        Command::Fetch(arguments) => cli::fetch::run(&arguments),
         Command::Advise(arguments) => cli::advise::run(&arguments),
         Command::Inspect(arguments) => cli::inspect::run(&arguments),
     };

@@ -9,3 +9,4 @@ pub mod job;
 pub mod meta;
 pub mod monitoring;
 pub mod service;
+pub mod source;

@@ -102,11 +102,10 @@ impl Context {
     pub fn remember_references(&self, key: &ServiceKey, uid: &str, spec: &MixQuantServiceSpec) {
         let data = [&spec.calibration.dataset, &spec.verification.dataset]
             .map(|dataset| Referenced::ConfigMap(dataset.config_map.name.clone()));
-        let claims = [
-            &spec.model.source.persistent_volume_claim.claim_name,
-            &spec.artifacts.persistent_volume_claim.claim_name,
-        ]
-        .map(|name| Referenced::Claim(name.clone()));
+        let artifacts = spec.artifacts.persistent_volume_claim.claim_name.as_str();
+        let claims = spec.model.source.claim_name().into_iter();
+        let claims = claims.chain([artifacts]);
+        let claims = claims.map(|name| Referenced::Claim(name.to_owned()));
         self.remember(key, |memory| {
             memory.leaving &= memory.uid == uid;
             uid.clone_into(&mut memory.uid);

@@ -69,14 +69,14 @@ impl Observer {
         let stored = Box::pin(self.stored(owner)).await?;
         let installation = self.installation().await;
         let spec = &service.spec;
-        let model = &spec.model.source.persistent_volume_claim.claim_name;
+        let model = spec.model.source.claim_name();
         let artifacts = &spec.artifacts.persistent_volume_claim.claim_name;
         let referenced = async {
             futures::try_join!(
                 self.dataset(namespace, &spec.calibration.dataset.config_map),
                 self.dataset(namespace, &spec.verification.dataset.config_map),
                 self.claim(namespace, model),
-                self.claim(namespace, artifacts),
+                self.claim(namespace, Some(artifacts)),
             )
         };
         let (calibration_data, evaluation_data, model_claim, artifact_claim) =
@@ -232,7 +232,11 @@ impl Observer {
         read::list(&self.api::<K>(namespace), selector).await
     }
 
-    async fn claim(&self, namespace: &str, name: &str) -> Result<Presence, Error> {
+    /// Whether a claim is there; a source without one lacks nothing.
+    async fn claim(&self, namespace: &str, name: Option<&str>) -> Result<Presence, Error> {
+        let Some(name) = name else {
+            return Ok(Presence::Present);
+        };
         let api: Api<PartialObjectMeta<PersistentVolumeClaim>> = self.api(namespace);
         Ok(match read::get(&api, name, DEADLINE).await? {
             Some(_) => Presence::Present,

@@ -18,7 +18,7 @@ pub struct Observed {
     pub calibration_data: Dataset,
     /// `spec.verification.dataset`.
     pub evaluation_data: Dataset,
-    /// The claim of `spec.model.source`.
+    /// The claim that `spec.model.source` names, where it names one.
     pub model_claim: Presence,
     /// The claim of `spec.artifacts`.
     pub artifact_claim: Presence,

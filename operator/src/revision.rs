@@ -9,7 +9,7 @@ use mixquant_crds::{CalibrationReport, Digest};
 use serde_json::json;
 
 use crate::observed::{FrozenRevision, ObservedRevision};
-use crate::validate::ValidService;
+use crate::validate::{Model, Source, ValidService};
 
 /// Raised when calibration itself changes its meaning: all services are then calibrated anew.
 const CALIBRATION_SCHEMA: u32 = 1;
@@ -18,8 +18,8 @@ const CALIBRATION_SCHEMA: u32 = 1;
 /// many seconds may only be late.
 pub const LATE_MESSAGE_SECONDS: i64 = 60;
 
-/// Renders the engine pod template of a service that serves an artifact. The shell passes `build::deployment::template`.
-pub type Render = fn(&ValidService, &Digest) -> PodTemplateSpec;
+/// Renders the engine pod template of a service that serves a model with an artifact. The shell passes `build::deployment::template`.
+pub type Render = fn(&ValidService, &Digest, &Digest) -> PodTemplateSpec;
 
 /// Over everything that a calibration Job reads. The engine image and the gate's limits are not part of it: another image only
 /// verifies, and limits are judged on numbers that are already known.
@@ -36,7 +36,7 @@ pub fn measured(service: &ValidService) -> Digest {
     let model = &service.model;
     let mut inputs = json!({
         "schema": CALIBRATION_SCHEMA,
-        "model": {"claim": model.claim, "path": model.path, "digest": model.digest},
+        "model": measured_model(model),
         "plan": service.plan,
         "calibration": {
             "samples": service.calibration.samples,
@@ -69,7 +69,7 @@ pub fn intent(service: &ValidService, model: &Digest, artifact: &Digest) -> Dige
 /// The spec's part of [`intent`].
 pub fn served(service: &ValidService) -> Digest {
     let mut asked = json!({
-        "model": {"name": service.model.name, "claim": service.model.claim, "path": service.model.path},
+        "model": served_model(&service.model),
         "artifacts": service.artifacts_claim,
         "engine": service.engine,
     });
@@ -77,6 +77,26 @@ pub fn served(service: &ValidService) -> Digest {
         asked["safetyValve"] = json!(valve);
     }
     digest(&asked)
+}
+
+/// What calibration reads of the model. Where a download is kept and what signs it is no part of what is measured.
+fn measured_model(model: &Model) -> serde_json::Value {
+    match &model.source {
+        Source::Claim { claim, path } => {
+            json!({"claim": claim, "path": path, "digest": model.digest})
+        }
+        Source::Store { folder, .. } => json!({"store": folder, "digest": model.digest}),
+        Source::Image { reference, path } => {
+            json!({"image": reference, "path": path, "digest": model.digest})
+        }
+    }
+}
+
+fn served_model(model: &Model) -> serde_json::Value {
+    match &model.source {
+        Source::Claim { claim, path } => json!({"name": model.name, "claim": claim, "path": path}),
+        source => json!({"name": model.name, "source": source}),
+    }
 }
 
 /// The revision that serves `report`'s artifact as the spec asks: one that is kept already (those in `preferred` first), or a new one.
@@ -125,7 +145,7 @@ fn freeze(
     intent: Digest,
     render: Render,
 ) -> FrozenRevision {
-    let template = render(service, artifact);
+    let template = render(service, model, artifact);
     let revision = digest(&json!({
         "modelDigest": model,
         "artifactDigest": artifact,

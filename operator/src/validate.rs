@@ -16,10 +16,12 @@ use crate::revision;
 
 mod gates;
 mod rollout;
+mod source;
 
 pub use gates::Gate;
 pub(crate) use gates::{Kind, kind};
 pub use rollout::{Rollout, Step};
+pub use source::{Cache, Source};
 
 /// A service whose spec can work.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -66,15 +68,13 @@ pub struct ValidService {
 }
 
 /// The model.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Model {
     /// The served name.
     pub name: String,
-    /// The claim.
-    pub claim: String,
-    /// The folder on it.
-    pub path: String,
+    /// Where its files are.
+    pub source: Source,
     /// The digest that it must have.
     pub digest: Option<Digest>,
 }
@@ -211,8 +211,7 @@ pub fn validate(service: &MixQuantService) -> Result<ValidService, InvalidSpec> 
         request,
         model: Model {
             name: spec.model.name.clone(),
-            claim: spec.model.source.persistent_volume_claim.claim_name.clone(),
-            path: spec.model.source.persistent_volume_claim.path.clone(),
+            source: source::source(&spec.model, &mut problems),
             digest: spec.model.digest.clone(),
         },
         plan: precision_plan(spec, &mut problems),

@@ -3,12 +3,12 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use expect_test::expect_file;
-use k8s_openapi::api::core::v1::PodSpec;
+use k8s_openapi::api::core::v1::{Container, PodSpec};
 use mixquant_crds::service::SecretName;
 use mixquant_crds::{Digest, MixQuantService};
 use mixquant_operator::build::companion::{self, Built};
 use mixquant_operator::build::meta::Owner;
-use mixquant_operator::build::{deployment, job, service};
+use mixquant_operator::build::{self, deployment, job, service};
 use mixquant_operator::observed::{Companion, FrozenRevision, Installation};
 use mixquant_operator::validate::{ValidService, validate};
 use serde::Serialize;
@@ -39,7 +39,7 @@ fn frozen(service: &ValidService) -> FrozenRevision {
         model_digest: Digest::of_bytes(b"model"),
         artifact_digest: digest(),
         image: service.engine.image.clone(),
-        template: deployment::template(service, &digest()),
+        template: deployment::template(service, &model(), &digest()),
     }
 }
 
@@ -137,8 +137,8 @@ fn without_the_prometheus_operator_none_of_its_objects_are_wanted_and_nobody_rea
 #[test]
 fn two_renderings_are_equal_byte_for_byte() {
     let (_, service) = valid();
-    let one = yaml(&deployment::template(&service, &digest()));
-    let again = yaml(&deployment::template(&valid().1, &digest()));
+    let one = yaml(&deployment::template(&service, &model(), &digest()));
+    let again = yaml(&deployment::template(&valid().1, &model(), &digest()));
     assert_eq!(one, again);
     assert!(
         !one.contains("mixquant.io/revision:"),
@@ -155,8 +155,8 @@ fn replicas_and_rollout_are_no_part_of_the_template() {
     other.spec.slo.tpot.max_milliseconds = Some(1);
     let other = validate(&other).unwrap();
     assert_eq!(
-        deployment::template(&service, &digest()),
-        deployment::template(&other, &digest())
+        deployment::template(&service, &model(), &digest()),
+        deployment::template(&other, &model(), &digest())
     );
 }
 
@@ -174,9 +174,15 @@ fn is_restricted(pod: &PodSpec) {
     );
     for volume in pod.volumes.as_ref().unwrap() {
         assert!(volume.host_path.is_none());
-        assert!(volume.persistent_volume_claim.is_some() || volume.config_map.is_some());
+        assert!(
+            volume.persistent_volume_claim.is_some()
+                || volume.config_map.is_some()
+                || volume.empty_dir.is_some()
+                || volume.image.is_some()
+        );
     }
-    for container in &pod.containers {
+    let init = pod.init_containers.iter().flatten();
+    for container in init.chain(&pod.containers) {
         let security = container.security_context.as_ref().unwrap();
         assert_eq!(security.allow_privilege_escalation, Some(false));
         assert_eq!(security.read_only_root_filesystem, Some(true));
@@ -185,7 +191,8 @@ fn is_restricted(pod: &PodSpec) {
         assert_eq!(capabilities.drop.as_deref(), Some(&["ALL".to_owned()][..]));
         assert!(capabilities.add.is_none() && security.privileged.is_none());
         for mount in container.volume_mounts.as_ref().unwrap() {
-            let writable = container.name == "calibration" && mount.name == "artifacts";
+            let writable = (container.name == "calibration" && mount.name == "artifacts")
+                || (container.name == "fetch" && mount.name == "models");
             assert_eq!(
                 mount.read_only,
                 (!writable).then_some(true),
@@ -199,16 +206,147 @@ fn is_restricted(pod: &PodSpec) {
 #[test]
 fn every_pod_holds_to_pod_security_restricted() {
     let (owner, service) = valid();
-    let plan = (&service.plan, None);
-    let engine = deployment::deployment(&owner, &frozen(&service), 1);
-    let jobs = [
-        job::calibration(&owner, "c", &service, plan),
-        job::verification(&owner, "v", &service, &digest()),
-    ];
-    is_restricted(&engine.spec.unwrap().template.spec.unwrap());
-    for job in jobs {
-        is_restricted(&job.spec.unwrap().template.spec.unwrap());
+    for service in [service, from(STORE), from(CACHED), from(IMAGE)] {
+        let plan = (&service.plan, None);
+        let engine = deployment::deployment(&owner, &frozen(&service), 1);
+        let jobs = [
+            job::calibration(&owner, "c", &service, plan),
+            job::verification(&owner, "v", &service, &digest()),
+        ];
+        is_restricted(&engine.spec.unwrap().template.spec.unwrap());
+        for job in jobs {
+            is_restricted(&job.spec.unwrap().template.spec.unwrap());
+        }
     }
+}
+
+const STORE: &str = r#"{"objectStore": {"uri": "s3://models/team/kube-llama", "endpoint": "http://minio.storage:9000",
+    "region": "eu-west-1", "secretRef": {"name": "bucket"}, "cache": {"emptyDir": {"sizeLimit": "20Gi"}}}}"#;
+const CACHED: &str = r#"{"objectStore": {"uri": "https://hub.example/org/model",
+    "cache": {"persistentVolumeClaim": {"claimName": "cache"}}}}"#;
+const IMAGE: &str =
+    r#"{"image": {"reference": "registry.example/models/kube-llama:1", "path": "model"}}"#;
+
+fn model() -> Digest {
+    Digest::of_bytes(b"model")
+}
+
+/// The example with its model from another source, pinned.
+fn from(source: &str) -> ValidService {
+    let mut service = example();
+    service.spec.model.source = serde_json::from_str(source).unwrap();
+    service.spec.model.digest = Some(model());
+    validate(&service).unwrap()
+}
+
+#[test]
+fn pods_of_a_downloaded_model_are_as_written() {
+    let (owner, _) = valid();
+    let service = from(STORE);
+    let engine = deployment::template(&service, &model(), &digest());
+    let job = job::calibration(&owner, "c", &service, (&service.plan, Some(&model())));
+    let network = |companion| {
+        let Built::NetworkPolicy(policy) =
+            companion::build(companion, &owner, &service, &Installation::default())
+        else {
+            panic!("another kind");
+        };
+        yaml(&policy.spec.unwrap().egress)
+    };
+    let parts = [
+        yaml(&engine),
+        yaml(&job.spec.unwrap().template),
+        network(Companion::EngineNetwork),
+    ];
+    expect_file!["objects/downloaded.yaml"].assert_eq(&parts.join("---\n"));
+    assert_eq!(
+        network(Companion::EngineNetwork),
+        network(Companion::JobNetwork)
+    );
+}
+
+#[test]
+fn the_engine_sees_the_model_read_only_and_no_credential_whatever_the_source() {
+    for source in [STORE, CACHED, IMAGE] {
+        let service = from(source);
+        let pod = deployment::template(&service, &model(), &digest())
+            .spec
+            .unwrap();
+        let engine = &pod.containers[0];
+        assert!(!yaml(engine).contains("secretKeyRef"), "{source}");
+        let mounts = engine.volume_mounts.as_ref().unwrap();
+        let models = mounts.iter().find(|mount| mount.name == "models").unwrap();
+        assert_eq!(models.read_only, Some(true));
+        let argument = &engine.args.as_ref().unwrap()[1];
+        assert!(argument.starts_with("--model=/models/"), "{argument}");
+        if let Some([fetch]) = pod.init_containers.as_deref() {
+            let args = fetch.args.as_ref().unwrap();
+            assert!(args.contains(&format!("--digest={}", model())));
+            assert!(args.contains(&argument.replace("--model=", "--to=")));
+        } else {
+            assert_eq!(source, IMAGE);
+        }
+    }
+}
+
+/// What is not part of the model must not calibrate anew; what is must.
+#[test]
+fn a_cache_or_a_secret_changes_no_measurement_and_another_uri_does() {
+    let measured = |source: &str| from(source).measured;
+    let store = measured(STORE);
+    assert_eq!(store, measured(&STORE.replace("bucket", "other")));
+    assert_eq!(store, measured(&STORE.replace("20Gi", "40Gi")));
+    assert_ne!(store, measured(&STORE.replace("team", "other")));
+    assert_ne!(store, measured(&STORE.replace("minio", "other")));
+    assert_ne!(
+        measured(IMAGE),
+        measured(&IMAGE.replace("llama:1", "llama:2"))
+    );
+}
+
+#[test]
+fn the_way_out_is_the_port_of_the_store_and_without_a_download_there_is_none() {
+    let (owner, claim) = valid();
+    let port = |service: &ValidService| build::source::server_port(service);
+    assert_eq!(port(&claim), None);
+    assert_eq!(port(&from(IMAGE)), None);
+    assert_eq!(port(&from(STORE)), Some(9000));
+    assert_eq!(port(&from(CACHED)), Some(443));
+    for (server, expected) in [
+        ("http://minio", 80),
+        ("https://minio:8443/", 8443),
+        ("https://minio", 443),
+    ] {
+        let source = STORE.replace("http://minio.storage:9000", server);
+        assert_eq!(port(&from(&source)), Some(expected), "{server}");
+    }
+    let Built::NetworkPolicy(policy) = companion::build(
+        Companion::JobNetwork,
+        &owner,
+        &from(IMAGE),
+        &Installation::default(),
+    ) else {
+        panic!("another kind");
+    };
+    assert_eq!(policy.spec.unwrap().egress, Some(Vec::new()));
+}
+
+#[test]
+fn a_download_asks_for_no_device() {
+    let mut service = example();
+    service.spec.model.source = serde_json::from_str(STORE).unwrap();
+    let resources = r#"{"limits": {"cpu": "2", "nvidia.com/gpu": "1"}}"#;
+    service.spec.engine.resources = Some(serde_json::from_str(resources).unwrap());
+    let valid = validate(&service).unwrap();
+    let pod = deployment::template(&valid, &model(), &digest())
+        .spec
+        .unwrap();
+    let limits = |container: &Container| {
+        let resources = container.resources.clone().unwrap();
+        resources.limits.unwrap().into_keys().collect::<Vec<_>>()
+    };
+    assert_eq!(limits(&pod.containers[0]), ["cpu", "nvidia.com/gpu"]);
+    assert_eq!(limits(&pod.init_containers.unwrap()[0]), ["cpu"]);
 }
 
 #[test]
@@ -220,7 +358,9 @@ fn pull_secrets_reach_engine_and_job_pods_and_nothing_is_said_without_them() {
     }];
     let with = validate(&service).unwrap();
     let secrets = |valid: &ValidService| {
-        let engine = deployment::template(valid, &digest()).spec.unwrap();
+        let engine = deployment::template(valid, &model(), &digest())
+            .spec
+            .unwrap();
         let job = job::verification(&owner, "v", valid, &digest());
         let job = job.spec.unwrap().template.spec.unwrap();
         [engine.image_pull_secrets, job.image_pull_secrets].map(|secrets| {
@@ -238,7 +378,9 @@ fn pull_secrets_reach_engine_and_job_pods_and_nothing_is_said_without_them() {
 #[test]
 fn an_engine_pod_has_time_to_drain_before_it_is_killed() {
     let (_, service) = valid();
-    let pod = deployment::template(&service, &digest()).spec.unwrap();
+    let pod = deployment::template(&service, &model(), &digest())
+        .spec
+        .unwrap();
     let (drain_delay, shutdown_grace) = (5, 25);
     assert!(pod.termination_grace_period_seconds.unwrap() > drain_delay + shutdown_grace);
 }

@@ -75,7 +75,11 @@ fn kept(number: i64, name: &str, image: &str) -> Kept {
     let mut service = chat(Value::Null);
     service.spec.engine.image = image.into();
     let artifact = Digest::of_bytes(b"artifact");
-    let template = deployment::template(&validate(&service).unwrap(), &artifact);
+    let template = deployment::template(
+        &validate(&service).unwrap(),
+        &Digest::of_bytes(b"model"),
+        &artifact,
+    );
     Kept {
         number,
         created_at: Some("2026-01-01T10:00:00Z".parse().unwrap()),

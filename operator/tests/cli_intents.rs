@@ -40,7 +40,11 @@ fn serving() -> Value {
 fn facts(paused: bool, status: Value, kept_of: &[(i64, &str)]) -> Facts {
     let service = chat(paused, status);
     let digest = Digest::of_bytes(b"x");
-    let template = deployment::template(&validate(&chat(false, Value::Null)).unwrap(), &digest);
+    let template = deployment::template(
+        &validate(&chat(false, Value::Null)).unwrap(),
+        &Digest::of_bytes(b"model"),
+        &digest,
+    );
     let kept = |&(number, name): &(i64, &str)| Kept {
         number,
         created_at: None,

@@ -39,7 +39,11 @@ fn frozen(service: &MixQuantService) -> FrozenRevision {
         model_digest: Digest::of_bytes(b"model"),
         artifact_digest: digest.clone(),
         image: service.spec.engine.image.clone(),
-        template: deployment::template(&validate(service).unwrap(), &digest),
+        template: deployment::template(
+            &validate(service).unwrap(),
+            &Digest::of_bytes(b"model"),
+            &digest,
+        ),
     }
 }
 

@@ -178,7 +178,7 @@ fn is_alive(draft: &Path) -> bool {
 }
 
 /// One run at a time changes the root's entries. Released by the kernel when the process dies.
-fn lock_root(root: &Path) -> io::Result<File> {
+pub(crate) fn lock_root(root: &Path) -> io::Result<File> {
     let file = OpenOptions::new()
         .create(true)
         .append(true)
@@ -187,20 +187,20 @@ fn lock_root(root: &Path) -> io::Result<File> {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => file.lock()?,
         Err(TryLockError::Error(error)) => {
-            tracing::warn!(%error, root = %root.display(), "no file locks here: stale drafts are not cleaned safely, run one calibration at a time");
+            tracing::warn!(%error, root = %root.display(), "no file locks here: let one process at a time write here");
         }
     }
     Ok(file)
 }
 
-fn write_synced(path: &Path, content: &[u8]) -> io::Result<()> {
+pub(crate) fn write_synced(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
     file.write_all(content)?;
     file.sync_all()
 }
 
 /// Some network file systems cannot sync a folder; they write its entries through anyway.
-fn sync_folder(path: &Path) -> io::Result<()> {
+pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
     match File::open(path)?.sync_all() {
         Err(error)
             if matches!(
@@ -215,13 +215,18 @@ fn sync_folder(path: &Path) -> io::Result<()> {
 }
 
 /// Temporary files and folders are private; engine pods may run as another user than the Job.
-fn set_readable(path: &Path) -> io::Result<()> {
+pub(crate) fn set_readable(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     let mode = if path.is_dir() { 0o755 } else { 0o644 };
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
 fn write_error(path: &Path, error: &io::Error, bytes: u64) -> Error {
+    cannot_write("the artifact", path, error, bytes)
+}
+
+/// What a disk refuses: `what` of about `bytes` cannot be written below `path`, and the fix.
+pub(crate) fn cannot_write(what: &str, path: &Path, error: &io::Error, bytes: u64) -> Error {
     let path = path.display();
     let fix = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
@@ -232,7 +237,5 @@ fn write_error(path: &Path, error: &io::Error, bytes: u64) -> Error {
         }
         _ => "check the volume and try again".to_owned(),
     };
-    Error::storage(format!(
-        "cannot write the artifact below {path}: {error}; {fix}"
-    ))
+    Error::storage(format!("cannot write {what} below {path}: {error}; {fix}"))
 }

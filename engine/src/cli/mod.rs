@@ -3,6 +3,7 @@
 pub mod advise;
 pub mod calibrate;
 pub mod export;
+pub mod fetch;
 pub mod inspect;
 pub mod quality;
 pub mod quantiser;

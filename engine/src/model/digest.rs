@@ -9,7 +9,7 @@ use super::checkpoint::Checkpoint;
 use crate::{Error, Result};
 
 /// Read when they exist; weights are added.
-const FILES: &[&str] = &[
+pub(crate) const FILES: &[&str] = &[
     "config.json",
     "generation_config.json",
     "quantize_config.json",

@@ -23,9 +23,11 @@ use std::sync::Arc;
 use mixquant_crds::{DecodeScheme, Digest, KvCacheMode, PrecisionPlan, WeightCopies};
 
 pub use self::blockwise::StoredLinear;
+pub(crate) use self::checkpoint::{SHARD_INDEX, SINGLE_SHARD, shards_of_index};
 pub use self::config::Config;
 use self::copies::Rounded;
 pub use self::copies::WeightBytes;
+pub(crate) use self::digest::FILES as CONFIGURATION_FILES;
 use self::linear::Arithmetic;
 use self::rope::Rope;
 use self::weights::Weights;
@@ -108,6 +110,15 @@ pub struct StoredFacts {
 /// Whether there is a model at this path, whole or damaged.
 pub fn is_model(path: &Path) -> bool {
     path.join("config.json").exists() || checkpoint::GgufFile::find(path) != Ok(None)
+}
+
+/// The digest of the model at this path, which is checked as far as its files' headers.
+///
+/// # Errors
+/// The file that cannot be used, and what to do about it.
+pub fn digest_of(path: &Path) -> Result<Digest> {
+    let (_, checkpoint) = checkpoint::open(path)?;
+    digest::of_model(path, &*checkpoint)
 }
 
 /// The tokenizer's files that a GGUF model holds; `None` for a model of another kind.

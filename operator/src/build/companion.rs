@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::networking::v1::{
-    NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort,
-    NetworkPolicySpec,
+    NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyIngressRule, NetworkPolicyPeer,
+    NetworkPolicyPort, NetworkPolicySpec,
 };
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
@@ -19,7 +19,7 @@ use super::meta::{
     self, COMPONENT_CALIBRATION, COMPONENT_ENGINE, COMPONENT_VERIFICATION, Owner, labels,
 };
 use super::monitoring::{self, PodMonitor, PrometheusRule};
-use super::service;
+use super::{service, source};
 use crate::observed::{Companion, Installation};
 use crate::validate::ValidService;
 
@@ -85,9 +85,9 @@ pub fn build(
     match companion {
         Companion::Account => Built::ServiceAccount(Box::new(account(owner))),
         Companion::EngineNetwork => {
-            Built::NetworkPolicy(Box::new(engine_network(owner, installation)))
+            Built::NetworkPolicy(Box::new(engine_network(owner, service, installation)))
         }
-        Companion::JobNetwork => Built::NetworkPolicy(Box::new(job_network(owner))),
+        Companion::JobNetwork => Built::NetworkPolicy(Box::new(job_network(owner, service))),
         Companion::Budget => Built::PodDisruptionBudget(Box::new(budget(owner))),
         Companion::Monitor => Built::PodMonitor(Box::new(monitoring::monitor(owner))),
         Companion::Rule => Built::PrometheusRule(Box::new(monitoring::rule(owner, service))),
@@ -112,8 +112,12 @@ fn ports(port: u16) -> Vec<NetworkPolicyPort> {
 }
 
 /// The API for everybody (the Service and whatever routes to it decide who reaches it), the admin port for the namespaces that read
-/// metrics; out of the pod, nothing. The kubelet's probes come from the node itself, which policies never stop.
-fn engine_network(owner: &Owner, installation: &Installation) -> NetworkPolicy {
+/// metrics; out of the pod, nothing but a download. The kubelet's probes come from the node itself, which policies never stop.
+fn engine_network(
+    owner: &Owner,
+    service: &ValidService,
+    installation: &Installation,
+) -> NetworkPolicy {
     let from_namespaces = NetworkPolicyPeer {
         namespace_selector: Some(LabelSelector {
             match_labels: None,
@@ -136,11 +140,11 @@ fn engine_network(owner: &Owner, installation: &Installation) -> NetworkPolicy {
         });
     }
     let (_, name) = object(Companion::EngineNetwork, &owner.name);
-    policy(owner, name, engine_pods(owner), ingress)
+    policy(owner, service, name, (engine_pods(owner), ingress))
 }
 
-/// Jobs read their volumes and answer through the kubelet: nobody connects to them, and they to nobody.
-fn job_network(owner: &Owner) -> NetworkPolicy {
+/// Jobs read their volumes and answer through the kubelet: nobody connects to them, and they to nobody but the model's store.
+fn job_network(owner: &Owner, service: &ValidService) -> NetworkPolicy {
     let pods = LabelSelector {
         match_labels: Some([(names::LABEL_SERVICE.to_owned(), owner.name.clone())].into()),
         match_expressions: Some(vec![LabelSelectorRequirement {
@@ -153,14 +157,33 @@ fn job_network(owner: &Owner) -> NetworkPolicy {
         }]),
     };
     let (_, name) = object(Companion::JobNetwork, &owner.name);
-    policy(owner, name, pods, Vec::new())
+    policy(owner, service, name, (pods, Vec::new()))
+}
+
+/// The way out of a pod that downloads its model: names, and the port of the store. A policy is about a whole pod, so it stays open when
+/// the download is done; the store's address is not known here, so every address is meant.
+fn way_out(service: &ValidService) -> Vec<NetworkPolicyEgressRule> {
+    let Some(port) = source::server_port(service) else {
+        return Vec::new();
+    };
+    let mut names = ports(53);
+    names.push(NetworkPolicyPort {
+        protocol: Some("UDP".into()),
+        ..names[0].clone()
+    });
+    [names, ports(port)]
+        .map(|ports| NetworkPolicyEgressRule {
+            ports: Some(ports),
+            to: None,
+        })
+        .into()
 }
 
 fn policy(
     owner: &Owner,
+    service: &ValidService,
     name: String,
-    pods: LabelSelector,
-    ingress: Vec<NetworkPolicyIngressRule>,
+    (pods, ingress): (LabelSelector, Vec<NetworkPolicyIngressRule>),
 ) -> NetworkPolicy {
     NetworkPolicy {
         metadata: owner.object(name, labels(&owner.name, COMPONENT_ENGINE)),
@@ -169,7 +192,7 @@ fn policy(
             policy_types: Some(vec!["Ingress".into(), "Egress".into()]),
             ingress: Some(ingress),
             // Said, though empty: what is not said, others could fill in.
-            egress: Some(Vec::new()),
+            egress: Some(way_out(service)),
         }),
     }
 }

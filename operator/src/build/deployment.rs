@@ -18,6 +18,7 @@ use mixquant_crds::{Digest, names};
 use serde::Deserialize;
 
 use super::meta::{self, Access, COMPONENT_ENGINE, Owner, labels};
+use super::source;
 use crate::observed::FrozenRevision;
 use crate::validate::ValidService;
 
@@ -27,8 +28,8 @@ pub const TERMINATION_GRACE_SECONDS: i64 = 35;
 /// A model that has not loaded after so many seconds is started anew. The rollout's own deadline is what people see first.
 const STARTUP_SECONDS: i32 = 1800;
 
-/// The engine pods of a service with `artifact`, without the revision's label: the revision is this template's digest.
-pub fn template(service: &ValidService, artifact: &Digest) -> PodTemplateSpec {
+/// The engine pods of a service that serves the model of this digest with `artifact`, without the revision's label: the revision is this template's digest.
+pub fn template(service: &ValidService, model: &Digest, artifact: &Digest) -> PodTemplateSpec {
     let mut container = meta::container(
         "engine",
         &service.engine.image,
@@ -41,7 +42,7 @@ pub fn template(service: &ValidService, artifact: &Digest) -> PodTemplateSpec {
     ]);
     container.resources = meta::resources(service.engine.resources.as_ref());
     container.volume_mounts = Some(vec![
-        meta::mount("models", names::MOUNT_MODELS, Access::Read),
+        source::mount(),
         meta::mount("artifacts", names::MOUNT_ARTIFACTS, Access::Read),
     ]);
     container.startup_probe = Some(probe("/readyz", 1, STARTUP_SECONDS));
@@ -51,10 +52,11 @@ pub fn template(service: &ValidService, artifact: &Digest) -> PodTemplateSpec {
         service,
         container,
         vec![
-            meta::claim("models", &service.model.claim),
+            source::volume(service),
             meta::claim("artifacts", &service.artifacts_claim),
         ],
     );
+    source::fetch_first(&mut pod, service, Some(model), false);
     pod.termination_grace_period_seconds = Some(TERMINATION_GRACE_SECONDS);
     PodTemplateSpec {
         metadata: Some(ObjectMeta {
@@ -69,7 +71,7 @@ fn serve_arguments(service: &ValidService, artifact: &Digest) -> Vec<String> {
     let (model, engine) = (&service.model, &service.engine);
     let mut arguments = vec![
         "serve".to_owned(),
-        format!("--model={}/{}", names::MOUNT_MODELS, model.path),
+        format!("--model={}", source::path(service)),
         format!("--artifact={}/{}", names::MOUNT_ARTIFACTS, artifact.hex()),
         format!("--listen=0.0.0.0:{}", names::PORT_API),
         format!("--admin-listen=0.0.0.0:{}", names::PORT_ADMIN),

@@ -12,6 +12,7 @@ use mixquant_crds::service::ConfigMapKey;
 use mixquant_crds::{Digest, PrecisionPlan, names};
 
 use super::meta::{self, Access, COMPONENT_CALIBRATION, COMPONENT_VERIFICATION, Owner, labels};
+use super::source;
 use crate::action::{JobRequest, JobWork};
 use crate::validate::ValidService;
 
@@ -69,6 +70,7 @@ pub fn calibration(
     let work = Work {
         component: COMPONENT_CALIBRATION,
         args,
+        model: expect_model,
         artifacts: Access::Write,
         data: vec![
             ("calibration", names::MOUNT_CALIBRATION, &calibration.data),
@@ -98,6 +100,7 @@ pub fn verification(owner: &Owner, name: &str, service: &ValidService, artifact:
     let work = Work {
         component: COMPONENT_VERIFICATION,
         args,
+        model: service.model.digest.as_ref(),
         artifacts: Access::Read,
         data: vec![("evaluation", names::MOUNT_EVALUATION, &verification.data)],
     };
@@ -105,7 +108,7 @@ pub fn verification(owner: &Owner, name: &str, service: &ValidService, artifact:
 }
 
 fn model(service: &ValidService) -> String {
-    format!("--model={}/{}", names::MOUNT_MODELS, service.model.path)
+    format!("--model={}", source::path(service))
 }
 
 fn file(mount: &str, data: &ConfigMapKey) -> String {
@@ -116,6 +119,8 @@ fn file(mount: &str, data: &ConfigMapKey) -> String {
 struct Work<'a> {
     component: &'static str,
     args: Vec<String>,
+    /// The only model that a download may bring.
+    model: Option<&'a Digest>,
     artifacts: Access,
     data: Vec<(&'static str, &'static str, &'a ConfigMapKey)>,
 }
@@ -130,13 +135,17 @@ impl Work<'_> {
         pod.restart_policy = Some("Never".into());
         // The engine writes to a temporary folder and renames it: a quick end leaves nothing half-written.
         pod.termination_grace_period_seconds = Some(5);
+        source::fetch_first(&mut pod, service, self.model, true);
         let labels = labels(&owner.name, self.component);
         Job {
             metadata: owner.object(name.to_owned(), labels.clone()),
             spec: Some(JobSpec {
                 active_deadline_seconds: Some(service.calibration.active_deadline_seconds),
                 backoff_limit: Some(BACKOFF_LIMIT),
-                pod_failure_policy: Some(failure_policy(self.component)),
+                pod_failure_policy: Some(failure_policy(
+                    self.component,
+                    source::is_fetched(service),
+                )),
                 // A new pod only when the old one is surely gone: two would write to the same volume.
                 pod_replacement_policy: Some("Failed".into()),
                 template: PodTemplateSpec {
@@ -154,11 +163,11 @@ impl Work<'_> {
 
     fn volumes(&self, service: &ValidService) -> (Vec<Volume>, Vec<VolumeMount>) {
         let mut volumes = vec![
-            meta::claim("models", &service.model.claim),
+            source::volume(service),
             meta::claim("artifacts", &service.artifacts_claim),
         ];
         let mut mounts = vec![
-            meta::mount("models", names::MOUNT_MODELS, Access::Read),
+            source::mount(),
             meta::mount("artifacts", names::MOUNT_ARTIFACTS, self.artifacts),
         ];
         for (name, path, source) in &self.data {
@@ -169,27 +178,29 @@ impl Work<'_> {
     }
 }
 
-/// A wrong input fails the Job at once; a node that goes away costs no try.
-fn failure_policy(container: &str) -> PodFailurePolicy {
-    PodFailurePolicy {
-        rules: vec![
-            PodFailurePolicyRule {
-                action: "FailJob".into(),
-                on_exit_codes: Some(PodFailurePolicyOnExitCodesRequirement {
-                    container_name: Some(container.to_owned()),
-                    operator: "In".into(),
-                    values: vec![names::EXIT_INPUT],
-                }),
-                on_pod_conditions: None,
-            },
-            PodFailurePolicyRule {
-                action: "Ignore".into(),
-                on_exit_codes: None,
-                on_pod_conditions: Some(vec![PodFailurePolicyOnPodConditionsPattern {
-                    type_: "DisruptionTarget".into(),
-                    status: "True".into(),
-                }]),
-            },
-        ],
+/// A wrong input fails the Job at once, in the download before it as well; a node that goes away costs no try.
+fn failure_policy(container: &str, fetched: bool) -> PodFailurePolicy {
+    let containers = std::iter::once(container).chain(fetched.then_some(source::FETCH));
+    let mut rules: Vec<PodFailurePolicyRule> = containers.map(wrong_input).collect();
+    rules.push(PodFailurePolicyRule {
+        action: "Ignore".into(),
+        on_exit_codes: None,
+        on_pod_conditions: Some(vec![PodFailurePolicyOnPodConditionsPattern {
+            type_: "DisruptionTarget".into(),
+            status: "True".into(),
+        }]),
+    });
+    PodFailurePolicy { rules }
+}
+
+fn wrong_input(container: &str) -> PodFailurePolicyRule {
+    PodFailurePolicyRule {
+        action: "FailJob".into(),
+        on_exit_codes: Some(PodFailurePolicyOnExitCodesRequirement {
+            container_name: Some(container.to_owned()),
+            operator: "In".into(),
+            values: vec![names::EXIT_INPUT],
+        }),
+        on_pod_conditions: None,
     }
 }

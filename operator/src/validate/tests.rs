@@ -110,7 +110,8 @@ fn an_image_or_a_limit_calibrates_nothing_anew() {
     assert_ne!(
         same,
         measured(|service| {
-            service.spec.model.source.persistent_volume_claim.path = "other".into();
+            let claim = &mut service.spec.model.source.persistent_volume_claim;
+            claim.as_mut().unwrap().path = "other".into();
         })
     );
 }

@@ -57,7 +57,7 @@ pub struct Told {
     made: u32,
 }
 
-fn render(service: &ValidService, artifact: &Digest) -> PodTemplateSpec {
+fn render(service: &ValidService, _: &Digest, artifact: &Digest) -> PodTemplateSpec {
     serde_json::from_value(serde_json::json!({
         "spec": {"containers": [{"name": "engine", "image": service.engine.image, "args": [artifact.hex()]}]}
     }))

@@ -13,6 +13,7 @@ use std::path::Path;
 pub(super) use self::gguf::GgufFile;
 pub(super) use self::rows::select_rows;
 pub(super) use self::shards::Shards;
+pub(crate) use self::shards::{INDEX as SHARD_INDEX, SINGLE as SINGLE_SHARD, shards_of_index};
 use super::config::Config;
 use super::tensor::Tensor;
 use crate::formats::gguf::TokenizerFiles;

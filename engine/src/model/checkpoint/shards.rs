@@ -14,8 +14,8 @@ use crate::model::config::{parse, read_small_file};
 use crate::model::tensor::{Storage, Tensor};
 use crate::{Error, Result};
 
-const INDEX: &str = "model.safetensors.index.json";
-const SINGLE: &str = "model.safetensors";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const SINGLE: &str = "model.safetensors";
 /// Tensors of all models are far fewer; the bound keeps what headers make us hold near the size of the files.
 const MAX_TENSORS: usize = 1 << 16;
 
@@ -212,13 +212,28 @@ fn read_index(directory: &Path) -> Result<Option<Index>> {
     let Some(text) = read_small_file(&directory.join(INDEX))? else {
         return Ok(None);
     };
-    let index: Index = parse(INDEX, &text)?;
+    parse_index(&text).map(Some)
+}
+
+fn parse_index(text: &str) -> Result<Index> {
+    let index: Index = parse(INDEX, text)?;
     if index.weight_map.is_empty() {
         return Err(Error::model(format!(
             "{INDEX}: names no tensors: download the model again"
         )));
     }
-    Ok(Some(index))
+    Ok(index)
+}
+
+/// The names of the shards that an index lists, each a plain file name.
+pub(crate) fn shards_of_index(text: &[u8]) -> Result<BTreeSet<String>> {
+    let text = std::str::from_utf8(text)
+        .map_err(|error| Error::model(format!("{INDEX}: is no text ({error})")))?;
+    let names: BTreeSet<String> = parse_index(text)?.weight_map.into_values().collect();
+    for name in &names {
+        shard_path(Path::new(""), name)?;
+    }
+    Ok(names)
 }
 
 /// A shard is a plain file name: nothing outside the directory can be named.
