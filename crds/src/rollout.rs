@@ -149,6 +149,18 @@ pub enum TrialFailure {
     Pause,
 }
 
+/// Whether a canary's pods are added to stable's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Surge {
+    /// As far as nodes and quotas have room; where they have not, stable's pods make room one for one, and the gap is told first.
+    #[default]
+    Auto,
+    /// Always: a pod without room waits for a node, until the deadline. For clusters that add nodes for pods that wait.
+    Always,
+    /// Never: each of the canary's pods takes the place of one of stable's.
+    Never,
+}
+
 /// How a new revision reaches traffic.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -171,6 +183,9 @@ pub struct RolloutSpec {
     /// What a broken limit or a passed deadline does while the canary has traffic.
     #[serde(default, skip_serializing_if = "is_default")]
     pub on_failure: TrialFailure,
+    /// Whether the canary's pods are added to stable's or take their place.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub surge: Surge,
     /// No trial begins and none moves on while this is true; one that breaks a limit is rolled back all the same.
     #[serde(default, skip_serializing_if = "is_default")]
     pub paused: bool,

@@ -136,6 +136,10 @@ pub struct RolloutStatus {
     /// Why this trial takes no steps and needs no verdicts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waived: Option<Waiver>,
+    /// Where not everything fits: of the canary's pods so many fit when stable keeps 0, 1, 2, … of its own. Stable makes room by this.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1001))]
+    pub room: Vec<i32>,
 }
 
 #[expect(
@@ -397,6 +401,8 @@ pub enum Reason {
     RolloutPaused,
     /// A person's request was answered.
     Requested,
+    /// Pods have no room on nodes or in a quota: stable makes room, or the canary waits.
+    InsufficientCapacity,
     /// Something that the spec names is missing, or a name that we need is taken.
     DependencyMissing,
     /// The spec cannot work.
@@ -430,6 +436,7 @@ impl Reason {
             Self::Undone => "Undone",
             Self::RolloutPaused => "RolloutPaused",
             Self::Requested => "Requested",
+            Self::InsufficientCapacity => "InsufficientCapacity",
             Self::DependencyMissing => "DependencyMissing",
             Self::InvalidSpec => "InvalidSpec",
             Self::ApplyFailed => "ApplyFailed",

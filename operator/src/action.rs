@@ -10,6 +10,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::PodTemplateSpec;
 use mixquant_crds::status::{MixQuantServiceStatus, Outcome, Reason};
 use mixquant_crds::{Digest, PrecisionPlan};
 use serde::Serialize;
@@ -26,6 +27,8 @@ pub enum Action {
     ApplyRevision(Box<NewRevision>),
     /// Creates, scales or repairs the Deployment of a revision, from its frozen template.
     ApplyDeployment(Box<DeploymentRequest>),
+    /// Scales a Deployment whose frozen template is lost; the one that it carries stays.
+    ScaleDeployment(ScaleRequest),
     /// Creates, retargets or repairs the main Service.
     ApplyTraffic(Traffic),
     /// Creates or repairs an object beside the pods.
@@ -58,6 +61,18 @@ pub struct NewRevision {
 pub struct DeploymentRequest {
     /// What its pods are built from.
     pub frozen: FrozenRevision,
+    /// `spec.replicas`.
+    pub replicas: i32,
+}
+
+/// A Deployment that only has another number of pods.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ScaleRequest {
+    /// Its name.
+    pub name: String,
+    /// The precondition: another Deployment of the name stays as it is.
+    pub uid: String,
     /// `spec.replicas`.
     pub replicas: i32,
 }
@@ -156,6 +171,20 @@ pub struct Plan {
     /// Since when samples of the trial count: `scrape.rs` takes its baselines at or after this moment and forgets older ones. `None`
     /// when nothing serves yet.
     pub window: Option<Window>,
+    /// The room for a canary decides something here and was not known: the shell reads it (see [`crate::capacity::room`]) and plans anew.
+    /// Where it may not be read, this plan stands: pods are added and the scheduler decides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub asks_room: Option<Box<RoomQuestion>>,
+}
+
+/// Whose room matters.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RoomQuestion {
+    /// The canary's pods.
+    pub template: PodTemplateSpec,
+    /// The revision whose pods stay, if they may.
+    pub stable: String,
 }
 
 /// The requests that a verdict may rest on.

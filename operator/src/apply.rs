@@ -17,9 +17,7 @@ use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Service;
-use kube::api::{
-    ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions,
-};
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::events::{Event as KubeEvent, EventType, Recorder, Reporter};
 use kube::{Api, Client, Resource, ResourceExt};
 use mixquant_crds::status::{MixQuantServiceStatus, Reason};
@@ -29,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use crate::action::{Action, Event, ObjectRef};
+use crate::action::{Action, Event, ObjectRef, ScaleRequest};
 use crate::build::companion::{self, Built};
 use crate::build::meta::Owner;
 use crate::build::{deployment, job, service};
@@ -119,7 +117,7 @@ impl Writer {
 
     async fn expect_unchanged(&self, target: &Target) -> Result<(), Error> {
         let owner = &target.owner;
-        let now = get_service(&self.client, &owner.namespace, &owner.name).await?;
+        let now = read::service(&self.client, &owner.namespace, &owner.name).await?;
         let version = now.and_then(|object| object.metadata.resource_version);
         if version.is_some() && version == target.stored.metadata.resource_version {
             return Ok(());
@@ -145,6 +143,7 @@ impl Writer {
                 let object = deployment::deployment(owner, &request.frozen, request.replicas);
                 Box::pin(self.ensure(owner, object, Existing::Repair)).await
             }
+            Action::ScaleDeployment(request) => self.scale(owner, request).await,
             Action::ApplyTraffic(traffic) => {
                 let revision = match traffic {
                     Traffic::Only(revision) => Some(revision.as_str()),
@@ -212,7 +211,7 @@ impl Writer {
         });
         let name = stored.name_any();
         let namespace = stored.namespace().unwrap_or_default();
-        let api = services(&self.client, &namespace);
+        let api = read::services(&self.client, &namespace);
         let parameters = PatchParams {
             field_manager: Some(names::MANAGER.into()),
             ..PatchParams::default()
@@ -333,6 +332,21 @@ impl Writer {
         )
         .await
         .map(drop)
+    }
+
+    /// Changes the number of a Deployment's pods and nothing else.
+    async fn scale(&self, owner: &Owner, request: &ScaleRequest) -> Result<(), Error> {
+        let api: Api<Deployment> = Api::namespaced(self.client.clone(), &owner.namespace);
+        let patch =
+            json!({"metadata": {"uid": request.uid}, "spec": {"replicas": request.replicas}});
+        let parameters = PatchParams {
+            field_manager: Some(names::MANAGER.into()),
+            ..PatchParams::default()
+        };
+        let patch = Patch::Merge(&patch);
+        let call = call("patch", "Deployment", &request.name);
+        let scaled = api.patch(&request.name, &parameters, &patch);
+        self.write(call, scaled).await.map(drop)
     }
 
     async fn delete(&self, owner: &Owner, object: &ObjectRef) -> Result<(), Error> {
@@ -470,24 +484,4 @@ fn shortened(note: &str) -> String {
         return note.to_owned();
     }
     format!("{}…", &note[..note.floor_char_boundary(LIMIT)])
-}
-
-fn services(client: &Client, namespace: &str) -> Api<DynamicObject> {
-    let resource = ApiResource::erase::<MixQuantService>(&());
-    Api::namespaced_with(client.clone(), namespace, &resource)
-}
-
-/// The service as it is stored, whether or not it fits the schema of this version; `None` when it is gone.
-pub async fn get_service(
-    client: &Client,
-    namespace: &str,
-    name: &str,
-) -> Result<Option<DynamicObject>, Error> {
-    let api = services(client, namespace);
-    within(
-        call("get", "MixQuantService", name),
-        DEADLINE,
-        api.get_opt(name),
-    )
-    .await
 }

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use mixquant_crds::status::{RolloutStage, RolloutStatus};
 
 use crate::action::Window;
+use crate::places::{self, Split};
 use crate::validate::{Rollout, Step};
 
 /// Pods that take about `weight` percent of the traffic beside `stable` pods: `weight / (100 - weight) * stable`, rounded, at least 1.
@@ -60,8 +61,8 @@ pub fn size_after(rollout: &Rollout, steps: &[Step], stable: i32) -> i32 {
     so_far.or_else(first).unwrap_or(1)
 }
 
-/// Pods that the canary should have now, beside `stable` pods wanted.
-pub fn size(rollout: &Rollout, at: &RolloutStatus, stable: i32) -> i32 {
+/// Pods that the canary should have now beside all `stable` pods, if they fit.
+pub fn wanted(rollout: &Rollout, at: &RolloutStatus, stable: i32) -> i32 {
     let of_steps = size_after(rollout, so_far(rollout, at), stable);
     match at.stage {
         RolloutStage::Starting if at.waived.is_some() => stable,
@@ -71,9 +72,35 @@ pub fn size(rollout: &Rollout, at: &RolloutStatus, stable: i32) -> i32 {
     }
 }
 
-/// Whether the canary takes traffic: a pause before the first share is a dark start.
+/// The most pods that a canary comes to want.
+pub fn peak(rollout: &Rollout, stable: i32) -> i32 {
+    size_after(rollout, &rollout.steps, stable).max(stable)
+}
+
+fn split(rollout: &Rollout, at: &RolloutStatus, stable: i32) -> Split {
+    places::split(wanted(rollout, at, stable), stable, &at.room)
+}
+
+/// Pods that the canary should have now, beside `stable` pods wanted.
+pub fn size(rollout: &Rollout, at: &RolloutStatus, stable: i32) -> i32 {
+    split(rollout, at, stable).canary
+}
+
+/// Pods that stable should have now, of `stable` wanted: fewer where it has made room.
+pub fn stable_size(rollout: &Rollout, at: &RolloutStatus, stable: i32) -> i32 {
+    split(rollout, at, stable).stable
+}
+
+/// Whether nothing runs beside the canary: it took the one place that there is.
+pub fn is_alone(rollout: &Rollout, at: &RolloutStatus, stable: i32) -> bool {
+    stable_size(rollout, at, stable) == 0
+}
+
+/// Whether the canary takes traffic: a pause before the first share is a dark start, unless stable has made room for it.
 pub fn shares_traffic(rollout: &Rollout, at: &RolloutStatus) -> bool {
     match at.stage {
+        // Stable has made room: whatever runs serves.
+        RolloutStage::Stepping if !at.room.is_empty() => true,
         RolloutStage::Stepping => so_far(rollout, at)
             .iter()
             .any(|step| !matches!(step, Step::Pause { .. })),

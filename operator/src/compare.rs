@@ -67,8 +67,8 @@ pub fn quantity(text: &str) -> Option<i128> {
     }
     let digits: i128 = format!("{whole}{fraction}").parse().ok()?;
     let billionths = digits * 10_i128.pow(9 - u32::try_from(fraction.len()).ok()?);
-    let binary = |power| Some(billionths * 1024_i128.pow(power));
-    let decimal = |power: u32| Some(billionths * 10_i128.pow(power));
+    let binary = |power| billionths.checked_mul(1024_i128.pow(power));
+    let decimal = |power: u32| billionths.checked_mul(10_i128.pow(power));
     let fine = |power: u32| {
         let divisor = 10_i128.pow(power);
         (billionths % divisor == 0).then_some(billionths / divisor)

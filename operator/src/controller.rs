@@ -16,12 +16,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, info, info_span, warn};
 
 use crate::action::Plan;
-use crate::apply::{Target, get_service};
+use crate::apply::Target;
 use crate::build::deployment;
 use crate::clock;
 use crate::context::{Context, ServiceKey};
 use crate::error::Error;
 use crate::plan::{plan, plan_invalid};
+use crate::read;
 use crate::validate::{ValidService, validate};
 use crate::watches::{self, Scope, Trigger};
 
@@ -96,7 +97,7 @@ fn error_policy(object: Arc<Trigger>, _: &Error, context: Arc<Context>) -> Actio
 }
 
 async fn pass(key: &ServiceKey, context: &Context) -> Result<Action, Error> {
-    let Some(stored) = get_service(&context.client, &key.namespace, &key.name).await? else {
+    let Some(stored) = read::service(&context.client, &key.namespace, &key.name).await? else {
         context.forget(key);
         return Ok(Action::await_change());
     };
@@ -147,7 +148,7 @@ async fn advance(context: &Context, target: &mut Target) -> Result<Duration, Err
 
 /// The pure middle, and the reading that it needs.
 async fn think(context: &Context, target: &Target) -> Result<(Plan, Option<ValidService>), Error> {
-    let observed = context
+    let mut observed = context
         .observer
         .observe(&target.owner, &target.service)
         .await?;
@@ -160,8 +161,13 @@ async fn think(context: &Context, target: &Target) -> Result<(Plan, Option<Valid
         .sample(&target.owner.uid, &observed.pods)
         .await;
     let now = clock::now();
-    let plan = plan(&valid, &observed, &samples, now, deployment::template);
-    Ok((plan, Some(valid)))
+    let first = plan(&valid, &observed, &samples, now, deployment::template);
+    let Some(asks) = &first.asks_room else {
+        return Ok((first, Some(valid)));
+    };
+    observed.room = context.observer.room(&target.owner, asks).await?;
+    let informed = plan(&valid, &observed, &samples, now, deployment::template);
+    Ok((informed, Some(valid)))
 }
 
 /// When the next pass is due. A new window's baselines are taken as soon as it opens.

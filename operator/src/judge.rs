@@ -74,6 +74,8 @@ pub struct Look<'a> {
     pub samples: &'a Samples,
     /// Containers of the canary that the kernel killed for memory.
     pub killed: u64,
+    /// Nothing runs beside the canary: it took stable's place, and only its own limits can be judged.
+    pub alone: bool,
     /// The time.
     pub now: Timestamp,
 }
@@ -135,13 +137,26 @@ pub fn gate(gate: &Gate, look: &Look<'_>) -> Verdict {
         Ok(canary) => canary,
         Err(blank) => return without(gate, "canary", blank),
     };
+    if look.alone && gate.max.is_none() {
+        let why =
+            "nothing runs beside the canary to compare with: give the gate a limit of its own";
+        return Verdict::plain(
+            Outcome::Inconclusive,
+            format!("{} {why}", words::name(gate)),
+        );
+    }
     // Without a relative limit stable's samples are for display only.
-    let stable = match (gate.max_ratio, Reading::of(gate, stable, look)) {
+    let ratio = gate.max_ratio.filter(|_| !look.alone);
+    let stable = match (ratio, Reading::of(gate, stable, look)) {
         (Some(_), Err(blank)) => return without(gate, "stable", blank),
         (None, Err(_)) => None,
         (_, Ok(stable)) => Some(stable),
     };
-    decide(gate, &canary, stable.as_ref())
+    let mut verdict = decide(gate, &canary, stable.as_ref().filter(|_| !look.alone));
+    if look.alone && gate.max_ratio.is_some() {
+        verdict.message += ", alone: the limit over stable is not judged";
+    }
+    verdict
 }
 
 /// The verdict without numbers of a track.

@@ -70,6 +70,7 @@ fn looked(of: &Gate, samples: &Samples, now: Timestamp) -> Verdict {
         interval: 15,
         samples,
         killed: 0,
+        alone: false,
         now,
     };
     gate(of, &look)
@@ -228,6 +229,7 @@ fn a_container_killed_for_memory_fails_its_gate_without_any_sample() {
             interval: 15,
             samples: &samples,
             killed,
+            alone: false,
             now: Timestamp::UNIX_EPOCH,
         };
         gate(&of, &look).outcome
@@ -278,6 +280,7 @@ fn what_could_not_be_read_is_inconclusive_whatever_no_data_says() {
             interval: 15,
             samples: &samples,
             killed: 0,
+            alone: false,
             now: Timestamp::UNIX_EPOCH,
         };
         assert_eq!(super::gate(&gate, &never).outcome, Outcome::Inconclusive);
@@ -317,6 +320,7 @@ fn counters_that_froze_pass_nothing() {
             interval: 15,
             samples: &samples,
             killed: 0,
+            alone: false,
             now,
         };
         gate(&tpot(), &look).outcome

@@ -17,16 +17,19 @@ use mixquant_crds::service::ConfigMapKey;
 use mixquant_crds::{Digest, MixQuantService, names};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tracing::warn;
+use tracing::{debug, warn};
 
+use crate::action::RoomQuestion;
 use crate::build::companion::{self, Built};
 use crate::build::meta::{COMPONENT_ENGINE, Owner};
 use crate::build::monitoring;
+use crate::capacity;
 use crate::clock;
 use crate::compare::covers;
 use crate::error::{Call, Error};
 use crate::observed::{
     CompanionState, Dataset, Installation, Kind, ObjectName, Observed, ObservedCompanion, Presence,
+    Room,
 };
 use crate::read::{self, DEADLINE};
 use crate::stored::{self, Deployed, plain};
@@ -95,9 +98,29 @@ impl Observer {
             foreign: Vec::new(),
             companions: Box::pin(self.companions(owner, service, &installation)).await?,
             installation,
+            room: None,
         };
         stored.describe(owner, &mut observed);
         Ok(observed)
+    }
+
+    /// The room for a canary; `None` where this process may not read nodes, the pods on them or quotas.
+    pub async fn room(&self, owner: &Owner, asks: &RoomQuestion) -> Result<Option<Room>, Error> {
+        let cluster = match read::cluster(&self.client, &owner.namespace).await {
+            Ok(cluster) => cluster,
+            Err(error @ Error::Refused { code: 403, .. }) => {
+                debug!(%error, "the room for a canary is not known");
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        let of = capacity::Of {
+            namespace: &owner.namespace,
+            service: &owner.name,
+            stable: &asks.stable,
+        };
+        let pod = asks.template.spec.clone().unwrap_or_default();
+        Ok(Some(capacity::room(&pod, of, &cluster)))
     }
 
     /// Everything that carries this service's labels, and whatever has the main Service's name.

@@ -46,6 +46,21 @@ pub struct Observed {
     /// What should stand beside the pods, and how it is found. Empty when the spec cannot work.
     #[serde(default)]
     pub companions: Vec<ObservedCompanion>,
+    /// The room for a canary; read only when a plan says that it matters. `None` also where nodes may not be read.
+    #[serde(default)]
+    pub room: Option<Room>,
+}
+
+/// How many of a canary's pods fit, those that run already among them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Room {
+    /// When stable keeps 0, 1, 2, … of its pods that have a node; the last when it keeps all of them.
+    pub fits: Vec<i32>,
+    /// What each asks for.
+    pub asked: String,
+    /// What is free, and where.
+    pub free: String,
 }
 
 /// What is the same for every service of an operator.

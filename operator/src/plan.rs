@@ -8,6 +8,7 @@
 mod asked;
 mod effects;
 mod ending;
+mod fit;
 mod measure;
 mod trial;
 mod verdict;
@@ -18,7 +19,7 @@ use jiff::Timestamp;
 use mixquant_crds::MixQuantServiceStatus;
 use mixquant_crds::status::{FailedRevision, Reason, VerdictStatus};
 
-use crate::action::{Action, Event, Metric, Plan, Window};
+use crate::action::{Action, Event, Metric, Plan, RoomQuestion, Window};
 use crate::canary;
 use crate::observed::{FrozenRevision, ObjectName, Observed, ObservedDeployment};
 use crate::revision::{Render, find_or_freeze};
@@ -86,6 +87,10 @@ pub struct Decisions {
     pub blocked: Vec<String>,
     /// The verdict of this pass.
     pub verdict: Option<VerdictStatus>,
+    /// Why what is asked for has no room to begin.
+    pub no_room: Option<String>,
+    /// The room that decides something and is not known.
+    pub asks_room: Option<Box<RoomQuestion>>,
 }
 
 impl Decisions {
@@ -156,6 +161,7 @@ pub fn plan(
             actions: Vec::new(),
             requeue: None,
             window: None,
+            asks_room: None,
         };
     }
     let before = observed.service.status.clone().unwrap_or_default();
@@ -179,6 +185,9 @@ pub fn plan(
     let measured = measure::measure(&world, &mut decisions);
     let target = target(&world, &decisions.memory, &measured);
     trial::advance(&world, &mut decisions, target.as_ref());
+    if let Some(target) = &target {
+        fit::make_room(&world, &mut decisions, target);
+    }
     verdict::show_at_rest(&world, &mut decisions);
     let effects = effects::effects(&world, &mut decisions, &measured, target.as_ref());
 
@@ -202,6 +211,7 @@ pub fn plan(
         actions,
         requeue: decisions.wake.iter().min().copied(),
         window,
+        asks_room: decisions.asks_room,
     }
 }
 
@@ -225,6 +235,7 @@ pub fn plan_invalid(observed: &Observed, problem: &InvalidSpec, now: Timestamp) 
         actions,
         requeue: None,
         window: None,
+        asks_room: None,
     }
 }
 

@@ -168,6 +168,7 @@ async fn judged(first: Vec<u8>, second: Vec<u8>) -> judge::Verdict {
         interval: 15,
         samples: &samples,
         killed: 0,
+        alone: false,
         now: clock::now(),
     };
     judge::gate(&gate, &look)

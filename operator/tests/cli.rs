@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
 use mixquant_crds::{Digest, MixQuantService};
 use mixquant_operator::build::deployment;
+use mixquant_operator::capacity::Cluster;
 use mixquant_operator::cli::answer::Plain;
-use mixquant_operator::cli::capacity::{self, Cluster};
 use mixquant_operator::cli::facts::{Facts, Kept, Pods, told_by};
 use mixquant_operator::cli::standing::{State, standing};
 use mixquant_operator::cli::table::Style;
@@ -303,16 +303,40 @@ fn plan_of_a_first_deployment_has_no_steps_and_one_without_a_cluster_compares_no
 fn a_plan_that_cannot_work_or_does_not_fit_says_no() {
     let wrong = changed(|service| service.spec.replicas = 0);
     assert_eq!(wrong.exit(), Exit::No);
-    let mut full = changed(|service| service.spec.engine.image = "engine:2".into());
-    assert_eq!(full.exit(), Exit::Done);
-    let node = json!({"metadata": {"name": "one"}, "status": {"allocatable": {"cpu": "300m", "memory": "4Gi", "pods": "10"},
-        "conditions": [{"type": "Ready", "status": "True"}]}});
-    let cluster = Cluster {
-        nodes: vec![serde_json::from_value(node).unwrap()],
-        ..Cluster::default()
+    // Stable's two pods would leave room for one of the new ones.
+    let larger = |service: &mut MixQuantService| {
+        let resources = json!({"requests": {"cpu": "300m"}});
+        service.spec.engine.resources = serde_json::from_value(resources).unwrap();
     };
-    let requests = capacity::requests(chat(Value::Null).spec.engine.resources.as_ref());
-    full.capacity = Some(capacity::capacity(&requests, 2, &cluster));
+    let mut full = changed(larger);
+    assert_eq!(full.exit(), Exit::Done);
+    let mut service = chat(Value::Null);
+    larger(&mut service);
+    full.look_for_room(&service, (2, Some("1111111111")), &node_with_stable("550m"));
     assert_eq!(full.exit(), Exit::No);
     shows(&expect_file!["cli/plan-full.txt"], &full);
+}
+
+/// One node, on which stable has its two pods.
+fn node_with_stable(cpu: &str) -> Cluster {
+    let node = json!({"metadata": {"name": "one"}, "status": {"allocatable": {"cpu": cpu, "memory": "4Gi", "pods": "10"},
+        "conditions": [{"type": "Ready", "status": "True"}]}});
+    let mut cluster = Cluster::default();
+    cluster.add_node(&serde_json::from_value(node).unwrap());
+    for name in ["a", "b"] {
+        let labels = json!({"mixquant.io/service": "chat", "mixquant.io/revision": "1111111111", "app.kubernetes.io/component": "engine"});
+        let pod = json!({"metadata": {"name": name, "namespace": "models", "labels": labels}, "spec": {"nodeName": "one",
+            "containers": [{"name": "engine", "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}}}]}});
+        cluster.add_pod(&serde_json::from_value(pod).unwrap());
+    }
+    cluster
+}
+
+#[test]
+fn a_plan_for_which_stable_makes_room_shows_the_gap_and_says_yes() {
+    let mut tight = changed(|service| service.spec.engine.image = "engine:2".into());
+    let stable = Some("1111111111");
+    tight.look_for_room(&chat(Value::Null), (2, stable), &node_with_stable("750m"));
+    assert_eq!(tight.exit(), Exit::Done);
+    shows(&expect_file!["cli/plan-tight.txt"], &tight);
 }

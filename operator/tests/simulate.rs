@@ -118,9 +118,11 @@ fn whatever_happens_no_invariant_breaks_and_the_service_comes_to_rest() {
 }
 
 /// What a thousand lives must have seen.
-const HAPPENS: [&str; 16] = [
+const HAPPENS: [&str; 18] = [
     "Aborted",
     "CalibrationFailed",
+    "InsufficientCapacity",
+    "InsufficientCapacity and waits",
     "PodsFailing",
     "PrecisionRegression",
     "ProgressDeadlineExceeded",
@@ -165,6 +167,7 @@ fn told(happenings: &[Happening]) -> End {
         seed: 1,
         happenings: happenings.iter().map(|happening| (0, *happening)).collect(),
         order: Order::AllFromRest,
+        gpus: None,
     };
     life(&scenario).unwrap_or_else(|failure| report(&scenario, failure))
 }

@@ -139,6 +139,7 @@ impl Trial {
             interval: INTERVAL,
             samples: &samples,
             killed: 0,
+            alone: false,
             now,
         };
         gate(of, &look).outcome

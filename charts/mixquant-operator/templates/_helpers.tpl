@@ -61,6 +61,15 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
+# Does a canary fit? Nodes are looked at only where this is a ClusterRole, or with `readNodes`.
+- apiGroups: [""]
+  resources: [resourcequotas]
+  verbs: [list]
+{{- if not .Values.watchNamespace }}
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [list]
+{{- end }}
 - apiGroups: [""]
   resources: [configmaps, persistentvolumeclaims]
   verbs: [get, list, watch]

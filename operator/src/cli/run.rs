@@ -5,21 +5,18 @@ use std::path::Path;
 
 use anyhow::{Context as _, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Node, Pod, ResourceQuota};
 use kube::Api;
-use kube::api::ListParams;
 use mixquant_crds::MixQuantService;
 
 use super::answer::Answer;
 use super::arguments::{Arguments, Command, Global, Order};
-use super::capacity::{self, Cluster};
 use super::connect::{Connection, connect};
 use super::table::Style;
 use super::timeline::{self, Timeline};
 use super::versions::{Versions, installed};
 use super::{Exit, artifacts, explain, facts, history, intent, lint, order, overview, watch};
 use crate::clock;
-use crate::error::{Call, Error};
+use crate::error::Call;
 use crate::read::{self, DEADLINE, within};
 
 /// Does what the command line asks and writes the answer to `out`.
@@ -217,40 +214,18 @@ async fn compared(connection: &Connection, service: &MixQuantService) -> anyhow:
         .map(|pods| pods.wanted)
         .sum();
     let needed = (timeline.peak_pods() - running).max(0);
-    match cluster(connection).await {
+    match read::cluster(&connection.client, &connection.namespace).await {
         Ok(cluster) => {
-            let requests = capacity::requests(service.spec.engine.resources.as_ref());
-            timeline.capacity = Some(capacity::capacity(&requests, needed, &cluster));
+            let status = live.as_ref().and_then(|live| live.service.status.as_ref());
+            let stable = status.and_then(|status| status.stable.as_ref());
+            let stable = stable.map(|stable| stable.revision.as_str());
+            timeline.look_for_room(service, (needed, stable), &cluster);
         }
         Err(error) => timeline
             .unknown
             .push(format!("the room for {needed} more pods: {error}")),
     }
     Ok(timeline)
-}
-
-/// Nodes and what is on them.
-async fn cluster(connection: &Connection) -> Result<Cluster, Error> {
-    let client = || connection.client.clone();
-    let (nodes, pods) = (Api::<Node>::all(client()), Api::<Pod>::all(client()));
-    let quotas = Api::<ResourceQuota>::namespaced(client(), &connection.namespace);
-    let call = |kind: &str| Call {
-        verb: "list",
-        kind: kind.into(),
-        name: String::new(),
-    };
-    let every = ListParams::default();
-    let alive = ListParams::default().fields("status.phase!=Succeeded,status.phase!=Failed");
-    let (nodes, pods, quotas) = futures::try_join!(
-        within(call("Node"), DEADLINE, nodes.list(&every)),
-        within(call("Pod"), DEADLINE, pods.list(&alive)),
-        within(call("ResourceQuota"), DEADLINE, quotas.list(&every)),
-    )?;
-    Ok(Cluster {
-        nodes: nodes.items,
-        pods: pods.items,
-        quotas: quotas.items,
-    })
 }
 
 async fn lint(

@@ -1,16 +1,17 @@
 //! What a manifest would do: the change, the steps with their pods and times, the gates, the capacity. What `plan` answers. Pure.
 
-use mixquant_crds::MixQuantService;
 use mixquant_crds::rollout::TrialFailure;
+use mixquant_crds::{Digest, MixQuantService};
 use serde::Serialize;
 
 use super::Exit;
 use super::answer::Plain;
-use super::capacity::Capacity;
 use super::differences::{Difference, differences};
 use super::table::{Cell, Style, Table, Tone, exact, indented, push};
+use crate::build::deployment;
+use crate::capacity::{self, Capacity, Cluster, Of};
 use crate::validate::{InvalidSpec, Step, ValidService, validate};
-use crate::{canary, judge};
+use crate::{canary, judge, places};
 
 /// What a manifest would do.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -34,8 +35,12 @@ pub struct Timeline {
     pub longest_seconds: Option<i64>,
     /// What every step is judged by.
     pub gates: Vec<String>,
-    /// Whether the pods have room; `None` when it was not asked.
+    /// Whether the pods have room beside those that run; `None` when it was not asked.
     pub capacity: Option<Capacity>,
+    /// What gives way where they have not.
+    pub gap: Option<String>,
+    /// Why the rollout would not begin.
+    pub waits: Option<String>,
     /// What could not be found out, and why.
     pub unknown: Vec<String>,
 }
@@ -117,6 +122,8 @@ pub fn timeline(service: &MixQuantService, live: Option<Option<&MixQuantService>
         longest_seconds: None,
         gates: Vec::new(),
         capacity: None,
+        gap: None,
+        waits: None,
         unknown: Vec::new(),
     };
     let valid = match validate(&service) {
@@ -279,13 +286,61 @@ impl Timeline {
             .unwrap_or(0)
     }
 
+    /// Looks for room: `needed` more pods beside those that run, or the way that the operator would take instead. `stable` is the revision
+    /// that serves now.
+    pub fn look_for_room(
+        &mut self,
+        service: &MixQuantService,
+        (needed, stable): (i32, Option<&str>),
+        cluster: &Cluster,
+    ) {
+        let service = complete(service);
+        let Ok(valid) = validate(&service) else {
+            return;
+        };
+        // Which artifact it is decides nothing about what a pod asks for.
+        let template = deployment::template(&valid, &Digest::of_bytes(b""));
+        let pod = template.spec.unwrap_or_default();
+        self.capacity = Some(capacity::capacity(&pod, needed, cluster));
+        let (Some(stable), true) = (stable, self.change.is_some_and(Change::rolls)) else {
+            return;
+        };
+        let of = Of {
+            namespace: &valid.namespace,
+            service: &valid.name,
+            stable,
+        };
+        let room = capacity::room(&pod, of, cluster);
+        let peak = canary::peak(&valid.rollout, valid.replicas);
+        let mut limit = Vec::new();
+        for stage in self.stages.iter_mut().filter(|stage| stage.canary > 0) {
+            if limit.is_empty() {
+                match places::fit(&valid, (stage.canary, peak), Some(&room)) {
+                    places::Fit::Beside => {}
+                    places::Fit::Instead { fits, gap } => {
+                        limit = fits;
+                        self.gap = Some(format!("{}: {gap}", stage.name));
+                    }
+                    places::Fit::Nowhere(why) => {
+                        self.waits = Some(why);
+                        return;
+                    }
+                }
+            }
+            let split = places::split(stage.canary, valid.replicas, &limit);
+            (stage.canary, stage.stable) = (split.canary, split.stable);
+            let achieved = canary::achieved_weight(stage.canary, stage.stable);
+            stage.achieved = stage.achieved.map(|_| achieved);
+        }
+    }
+
     /// What a script should do.
     pub fn exit(&self) -> Exit {
         let full = self
             .capacity
             .as_ref()
-            .is_some_and(|capacity| !capacity.fits);
-        if full || !self.problems.is_empty() {
+            .is_some_and(|capacity| !capacity.fits && self.gap.is_none());
+        if full || self.waits.is_some() || !self.problems.is_empty() {
             Exit::No
         } else {
             Exit::Done
@@ -342,6 +397,12 @@ impl Plain for Timeline {
         text += &indented(&self.gates, style);
         if let Some(capacity) = &self.capacity {
             push(&mut text, format_args!("\n{}", capacity.plain(style)));
+        }
+        let ways = [(&self.gap, Tone::Busy), (&self.waits, Tone::Bad)];
+        for (said, tone) in ways {
+            if let Some(said) = said {
+                push(&mut text, format_args!("  {}\n", style.paint(tone, said)));
+            }
         }
         for unknown in &self.unknown {
             push(

@@ -10,6 +10,7 @@ use mixquant_crds::status::{Reason, RevisionStatus, RolloutStage};
 use super::{Decisions, Measured, World};
 use crate::action::{
     Action, CompanionRequest, DeploymentRequest, Event, JobRequest, NewRevision, ObjectRef,
+    ScaleRequest,
 };
 use crate::canary;
 use crate::observed::{
@@ -59,6 +60,14 @@ pub(super) fn kept_until(
     if canary.is_some_and(|canary| canary.revision != revision) {
         return None;
     }
+    // Stable waits for their room.
+    if memory
+        .rollout
+        .as_ref()
+        .is_some_and(|at| !at.room.is_empty())
+    {
+        return None;
+    }
     let mut failed = memory.failed_revisions.iter();
     let failed = failed
         .find(|failed| failed.revision == revision && failed.request == world.valid.request)?;
@@ -75,7 +84,9 @@ fn wanted_replicas(
     let is =
         |role: &Option<RevisionStatus>| role.as_ref().is_some_and(|role| role.revision == revision);
     if is(&memory.stable) {
-        return Some(world.valid.replicas);
+        let at = memory.rollout.as_ref().filter(|_| memory.canary.is_some());
+        let all = world.valid.replicas;
+        return Some(at.map_or(all, |at| canary::stable_size(&world.valid.rollout, at, all)));
     }
     let at = memory.rollout.as_ref().filter(|_| is(&memory.canary))?;
     Some(match (at.stage, &memory.stable) {
@@ -219,15 +230,27 @@ fn roles(
 ) {
     let memory = decisions.memory.clone();
     let may_leave = traffic_is_right(world, &memory);
+    // What stable makes room with must be able to come back.
+    let is_stable = |role: &RevisionStatus| Some(role) == memory.stable.as_ref();
     for role in [&memory.stable, &memory.canary].into_iter().flatten() {
         let Some(replicas) = wanted_replicas(world, &memory, &role.revision) else {
             continue;
         };
         let seen = world.deployment(&role.revision);
         let Some(frozen) = template(world, role, target, actions) else {
-            // Its template is lost: what should run is left running, what should not is deleted.
-            if let (Some(seen), 0, true) = (seen, replicas, may_leave) {
-                actions.push(delete_deployment(world, seen));
+            // Its template is lost: what should run goes on by the template that its Deployment has, what should not is deleted.
+            match seen {
+                Some(seen) if replicas == 0 && may_leave && !is_stable(role) => {
+                    actions.push(delete_deployment(world, seen));
+                }
+                Some(seen) if seen.replicas < replicas => {
+                    actions.push(Action::ScaleDeployment(ScaleRequest {
+                        name: object_name(&world.valid.name, &role.revision),
+                        uid: seen.uid.clone(),
+                        replicas,
+                    }));
+                }
+                Some(_) | None => {}
             }
             continue;
         };
@@ -245,6 +268,13 @@ fn roles(
         let object = name(Kind::Deployment, object);
         push(world, decisions, actions, (object, action));
     }
+}
+
+/// Whether pods of a role could be made again: its template is kept, or rendering it again gives the same.
+pub(super) fn is_kept(world: &World<'_>, role: &RevisionStatus) -> bool {
+    let mut kept = world.observed.revisions.iter();
+    kept.any(|kept| kept.frozen.revision == role.revision)
+        || freeze_again(world.valid, role, world.render).is_some()
 }
 
 /// The template of a role: kept, or the target's, or rendered again; what was not kept is kept from now on.

@@ -62,7 +62,10 @@ pub(super) fn roll_back(
     cause: Reason,
 ) {
     let evidence = evidence(world, decisions, revision, cause);
+    let at = decisions.memory.rollout.as_ref();
+    let needs_room = at.is_some_and(|at| !at.room.is_empty());
     let message = match world.valid.rollout.keep_failed {
+        _ if needs_room => format!("{evidence}; its pods make room for stable's"),
         0 => evidence,
         kept => format!("{evidence}; its pods are kept for {kept} s"),
     };

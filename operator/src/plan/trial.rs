@@ -10,7 +10,7 @@ use mixquant_crds::status::{
     Waiver,
 };
 
-use super::{Decisions, World, effects, ending, verdict};
+use super::{Decisions, World, effects, ending, fit, verdict};
 use crate::canary;
 use crate::observed::FrozenRevision;
 use crate::validate::Step;
@@ -113,13 +113,7 @@ fn begin(world: &World<'_>, decisions: &mut Decisions, target: &FrozenRevision) 
         ),
         None => format!("the first revision {} starts", target.revision),
     };
-    decisions.memory.canary = Some(RevisionStatus {
-        revision: target.revision.clone(),
-        artifact_digest: target.artifact_digest.clone(),
-        model_digest: target.model_digest.clone(),
-        image: target.image.clone(),
-    });
-    decisions.memory.rollout = Some(RolloutStatus {
+    let at = RolloutStatus {
         stage: RolloutStage::Starting,
         step: 0,
         step_started_at: Time(world.now),
@@ -131,7 +125,18 @@ fn begin(world: &World<'_>, decisions: &mut Decisions, target: &FrozenRevision) 
         paused: None,
         released: false,
         waived: back.then_some(Waiver::RollbackWindow),
+        room: Vec::new(),
+    };
+    if !fit::may_begin(world, decisions, target, &at) {
+        return clear(&mut decisions.memory);
+    }
+    decisions.memory.canary = Some(RevisionStatus {
+        revision: target.revision.clone(),
+        artifact_digest: target.artifact_digest.clone(),
+        model_digest: target.model_digest.clone(),
+        image: target.image.clone(),
     });
+    decisions.memory.rollout = Some(at);
     decisions.tell(false, Reason::RollingOut, note);
     ending::check_deadline(world, decisions, &target.revision);
 }

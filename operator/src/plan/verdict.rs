@@ -37,6 +37,7 @@ pub(super) fn judge(
         interval: rollout.interval,
         samples: world.samples,
         killed: killed(world, &canary.revision),
+        alone: canary::is_alone(rollout, at, world.valid.replicas),
         now: world.now,
     };
     let gates = world.valid.gates.iter();

@@ -5,6 +5,7 @@ use mixquant_crds::status::{ConditionType, Outcome, Reason};
 use super::condition::{Said, Truth, said};
 use super::standing::{Standing, pods};
 use crate::action::JobWork;
+use crate::canary;
 use crate::observed::FrozenRevision;
 use crate::plan::{Decisions, Measured, World};
 
@@ -33,14 +34,22 @@ pub(super) fn ready(
     }
 }
 
-/// Stable serves: at most a quarter of its pods is missing, as a Deployment's own rule has it.
+/// Stable serves: at most a quarter of its pods is missing, as a Deployment's own rule has it. A canary that takes their place and the
+/// traffic counts too.
 pub(super) fn available(world: &World<'_>, decisions: &Decisions) -> Said {
     let replicas = world.valid.replicas;
     let enough = (replicas - replicas / 4).max(1);
     let stable = decisions.memory.stable.as_ref();
     let seen = stable.and_then(|stable| world.deployment(&stable.revision));
     let message = pods(world, decisions);
-    if seen.is_some_and(|seen| seen.available >= enough) {
+    let memory = &decisions.memory;
+    let rollout = &world.valid.rollout;
+    let at = memory.rollout.as_ref();
+    let in_place = at.is_some_and(|at| !at.room.is_empty() && canary::shares_traffic(rollout, at));
+    let canary = memory.canary.as_ref().filter(|_| in_place);
+    let canary = canary.and_then(|canary| world.deployment(&canary.revision));
+    let more = canary.map_or(0, |canary| canary.available);
+    if seen.is_some_and(|seen| seen.available.saturating_add(more) >= enough) {
         said(Truth::True, Reason::PodsReady, message)
     } else {
         said(Truth::False, Reason::PodsNotReady, message)
@@ -49,10 +58,11 @@ pub(super) fn available(world: &World<'_>, decisions: &Decisions) -> Said {
 
 pub(super) fn progressing(standing: &Standing) -> Said {
     match (&standing.stalled, &standing.busy) {
-        (Some((reason, message)), _) => said(Truth::False, *reason, message.clone()),
-        (None, Some((Reason::DependencyMissing, message))) => {
-            said(Truth::False, Reason::DependencyMissing, message.clone())
-        }
+        (Some((reason, message)), _)
+        | (
+            None,
+            Some((reason @ (Reason::DependencyMissing | Reason::InsufficientCapacity), message)),
+        ) => said(Truth::False, *reason, message.clone()),
         (None, Some((reason, message))) => said(Truth::True, *reason, message.clone()),
         (None, None) => said(Truth::False, Reason::Idle, "nothing is to be done"),
     }

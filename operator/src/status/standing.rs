@@ -39,6 +39,9 @@ pub(super) fn standing(
         stalled: None,
         busy: Some((reason, message)),
     };
+    if let Some(why) = &decisions.no_room {
+        return busy(Phase::Pending, Reason::InsufficientCapacity, why.clone());
+    }
     if let Some(undo) = &decisions.memory.undo {
         return undone(world, decisions, &undo.revision);
     }
@@ -143,7 +146,10 @@ fn rolling(world: &World<'_>, decisions: &Decisions, at: &RolloutStatus) -> Stan
         Some(_) => canary::size(&world.valid.rollout, at, world.valid.replicas),
         None => world.valid.replicas,
     };
-    let pods = format!("{ready} of {wanted} pods available{problem}");
+    let pods = format!(
+        "{ready} of {wanted} pods available{}{problem}",
+        beside(world, decisions, at)
+    );
     let (phase, message) = match at.stage {
         RolloutStage::Starting if decisions.memory.stable.is_none() => (
             Phase::Deploying,
@@ -183,6 +189,19 @@ fn rolling(world: &World<'_>, decisions: &Decisions, at: &RolloutStatus) -> Stan
         phase,
         stalled: None,
         busy: Some((reason, message)),
+    }
+}
+
+/// What stable has left, where it has made room.
+fn beside(world: &World<'_>, decisions: &Decisions, at: &RolloutStatus) -> String {
+    let replicas = world.valid.replicas;
+    let kept = canary::stable_size(&world.valid.rollout, at, replicas);
+    match &decisions.memory.stable {
+        Some(stable) if kept < replicas => format!(
+            " in the place of stable {}, which keeps {kept} of {replicas}",
+            stable.revision
+        ),
+        Some(_) | None => String::new(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The way of a new revision, from `spec.rollout`, in seconds and pods.
 
-use mixquant_crds::rollout::{RolloutSpec, Step as StepSpec, TrialFailure};
+use mixquant_crds::rollout::{RolloutSpec, Step as StepSpec, Surge, TrialFailure};
 use serde::Serialize;
 
 use super::Problems;
@@ -21,6 +21,8 @@ pub struct Rollout {
     pub progress_deadline: u32,
     /// What a passed deadline does while the canary has traffic.
     pub on_failure: TrialFailure,
+    /// Whether the canary's pods are added to stable's.
+    pub surge: Surge,
     /// Nothing begins or moves on.
     pub paused: bool,
     /// So many revisions before stable are gone back to without steps.
@@ -90,6 +92,7 @@ pub(super) fn rollout(spec: &RolloutSpec, problems: &mut Problems) -> Rollout {
         warm_up: problems.seconds("rollout.analysis.warmUp", &analysis.warm_up),
         progress_deadline: small(spec.progress_deadline_seconds),
         on_failure: spec.on_failure,
+        surge: spec.surge,
         paused: spec.paused,
         rollback_window: window.map_or(0, |window| count(window.revisions)),
         keep_failed: small(spec.abort_scale_down_delay_seconds),

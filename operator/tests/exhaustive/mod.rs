@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use jiff::SignedDuration;
 use mixquant_crds::Span;
 use mixquant_crds::names::ANNOTATION_REQUEST;
+use mixquant_crds::rollout::Surge;
 use mixquant_crds::status::{MixQuantServiceStatus, Phase};
 use mixquant_operator::samples::Samples;
 use serde_json::json;
@@ -68,8 +69,11 @@ const EVENTS: [Event; 14] = [
 ];
 
 /// The world that the search begins in: the first image serves, the precision of the others is known.
-fn start(changes: u8, requests: u8) -> State {
+fn start(changes: u8, requests: u8, surge: Surge) -> State {
     let mut service = service();
+    service.spec.rollout.surge = surge;
+    // Alone, a canary three times as slow is told by its own limit.
+    service.spec.slo.tpot.max_milliseconds = Some(50);
     service.spec.replicas = 1;
     let rollout = &mut service.spec.rollout;
     rollout.steps.truncate(1);
@@ -116,7 +120,10 @@ fn key(state: &State) -> String {
     let status = status(state);
     let rollout = status.rollout.as_ref().map(|at| {
         json!([
-            format!("{:?} {:?} {:?}", at.stage, at.paused, at.waived),
+            format!(
+                "{:?} {:?} {:?} {:?}",
+                at.stage, at.paused, at.waived, at.room
+            ),
             at.step,
             age(at.step_started_at.0),
             at.request.short(),
@@ -313,8 +320,8 @@ fn search(begin: State) -> (Vec<State>, Vec<usize>) {
 }
 
 #[expect(clippy::print_stdout, reason = "how much was searched is a result")]
-fn every_way_ends_at_rest(changes: u8, requests: u8) {
-    let (states, onwards) = search(start(changes, requests));
+fn every_way_ends_at_rest(changes: u8, requests: u8, surge: Surge) {
+    let (states, onwards) = search(start(changes, requests, surge));
     let mut ends: Vec<Option<bool>> = vec![None; states.len()];
     for begin in 0..states.len() {
         let mut way = Vec::new();
@@ -349,10 +356,21 @@ fn every_way_ends_at_rest(changes: u8, requests: u8) {
 
 #[test]
 fn two_changes_of_the_spec_at_any_moment_end_at_rest_and_promote_nothing_unproven() {
-    every_way_ends_at_rest(2, 0);
+    every_way_ends_at_rest(2, 0, Surge::Auto);
 }
 
 #[test]
 fn a_change_and_a_request_at_any_moment_end_at_rest_and_promote_nothing_unproven() {
-    every_way_ends_at_rest(1, 1);
+    every_way_ends_at_rest(1, 1, Surge::Auto);
+}
+
+/// One place: stable leaves before a canary comes.
+#[test]
+fn two_changes_where_a_canary_takes_stables_place_end_at_rest_and_promote_nothing_unproven() {
+    every_way_ends_at_rest(2, 0, Surge::Never);
+}
+
+#[test]
+fn a_change_and_a_request_where_a_canary_takes_stables_place_end_at_rest() {
+    every_way_ends_at_rest(1, 1, Surge::Never);
 }

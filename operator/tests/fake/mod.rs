@@ -11,9 +11,10 @@ use http_body_util::BodyExt;
 use hyper::{Method, Request, Response, StatusCode};
 use kube::Client;
 use kube::client::Body;
-use mixquant_operator::apply::{Target, Writer, get_service};
+use mixquant_operator::apply::{Target, Writer};
 use mixquant_operator::lease::Fence;
 use mixquant_operator::metrics::Metrics;
+use mixquant_operator::read;
 use mixquant_operator::validate::validate;
 use serde_json::{Value, json};
 
@@ -45,7 +46,9 @@ pub(crate) fn writer(api: &FakeApi, fence: Fence) -> Writer {
 
 /// The example as it is stored, read and checked.
 pub(crate) async fn target(api: &FakeApi) -> Target {
-    let stored = get_service(&api.client(), "models", "chat").await.unwrap();
+    let stored = read::service(&api.client(), "models", "chat")
+        .await
+        .unwrap();
     let mut target = Target::read(stored.unwrap()).ok().unwrap();
     target.valid = Some(validate(&target.service).unwrap());
     target

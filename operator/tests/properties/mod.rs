@@ -152,6 +152,7 @@ fn twist_status(told: &mut Told, twist: &Twist) {
                 // Claimed by the status alone.
                 waived: [None, Some(Waiver::Request), Some(Waiver::RollbackWindow)]
                     [usize::try_from(age.rem_euclid(3)).unwrap()],
+                room: vec![step; usize::from(age % 5 == 0) * 2],
             });
         }
         Twist::NoStable => status.stable = None,

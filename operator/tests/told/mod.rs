@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use mixquant_crds::report::{CalibrationReport, VerifyReport};
 use mixquant_crds::{Digest, JobMessage, MixQuantService};
-use mixquant_operator::action::{Action, JobWork, Plan};
+use mixquant_operator::action::{Action, DeploymentRequest, JobWork, Plan};
 use mixquant_operator::histogram::Histogram;
 use mixquant_operator::observed::{
     Companion, CompanionState, Dataset, Installation, JobState, Kind, Observed, ObservedDeployment,
@@ -114,6 +114,7 @@ impl Told {
                 foreign: Vec::new(),
                 installation: Installation::default(),
                 companions: Vec::new(),
+                room: None,
             },
             made: 0,
         }
@@ -265,6 +266,31 @@ impl Told {
         found.expect("one that was observed").state = CompanionState::Right;
     }
 
+    fn deploy(&mut self, request: &DeploymentRequest, uid: String) {
+        let revision = &request.frozen.revision;
+        let deployments = &mut self.observed.deployments;
+        let mut known = deployments.iter_mut();
+        if let Some(known) = known.find(|known| known.revision == *revision) {
+            known.matches = true;
+            known.replicas = request.replicas;
+            known.existing = request.replicas;
+            known.ready = known.ready.min(request.replicas);
+            known.available = known.available.min(request.replicas);
+            return;
+        }
+        deployments.push(ObservedDeployment {
+            revision: revision.clone(),
+            uid,
+            replicas: request.replicas,
+            existing: request.replicas,
+            ready: 0,
+            available: 0,
+            up_to_date: true,
+            matches: true,
+            problem: None,
+        });
+    }
+
     pub fn act(&mut self, plan: &Plan) {
         for action in &plan.actions {
             self.made += 1;
@@ -281,29 +307,11 @@ impl Told {
                     number: new.number,
                     uid,
                 }),
-                Action::ApplyDeployment(request) => {
-                    let revision = &request.frozen.revision;
-                    let deployments = &mut self.observed.deployments;
-                    let mut known = deployments.iter_mut();
-                    if let Some(known) = known.find(|known| known.revision == *revision) {
-                        known.matches = true;
-                        known.replicas = request.replicas;
-                        known.existing = request.replicas;
-                        known.ready = known.ready.min(request.replicas);
-                        known.available = known.available.min(request.replicas);
-                    } else {
-                        deployments.push(ObservedDeployment {
-                            revision: revision.clone(),
-                            uid,
-                            replicas: request.replicas,
-                            existing: request.replicas,
-                            ready: 0,
-                            available: 0,
-                            up_to_date: true,
-                            matches: true,
-                            problem: None,
-                        });
-                    }
+                Action::ApplyDeployment(request) => self.deploy(request, uid),
+                Action::ScaleDeployment(request) => {
+                    let mut all = self.observed.deployments.iter_mut();
+                    let known = all.find(|known| known.uid == request.uid);
+                    known.expect("one that is there").replicas = request.replicas;
                 }
                 Action::ApplyTraffic(traffic) => {
                     self.observed.traffic = Some(ObservedTraffic {
@@ -380,6 +388,9 @@ pub fn brief(action: &Action) -> String {
             "ApplyDeployment {} x {}",
             request.frozen.image, request.replicas
         ),
+        Action::ScaleDeployment(request) => {
+            format!("ScaleDeployment {} x {}", request.name, request.replicas)
+        }
         Action::ApplyTraffic(traffic) => format!("ApplyTraffic {traffic:?}"),
         Action::ApplyCompanion(request) => format!("ApplyCompanion {:?}", request.companion),
         Action::ApplyJob(job) => {

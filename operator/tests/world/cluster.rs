@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use mixquant_crds::report::{CalibrationReport, FailureReason, JobFailure, VerifyReport};
+use mixquant_crds::service::Resources;
 use mixquant_crds::status::MixQuantServiceStatus;
 use mixquant_crds::{Decimal, Digest, JobMessage, KvPrecision, MixQuantService, Span};
 use mixquant_operator::action::{JobRequest, JobWork, Window};
@@ -11,6 +13,7 @@ use mixquant_operator::observed::{
     Companion, FrozenRevision, JobState, Observed, ObservedJob, ObservedRevision, Traffic,
 };
 
+use super::places::{GPU, Places, size};
 use super::scenario::Dice;
 use super::traffic::{Counters, Manners, MetricFault, REQUESTS_PER_SECOND};
 
@@ -43,6 +46,12 @@ pub(super) struct Pod {
     pub(super) uid: String,
     pub(super) revision: String,
     pub(super) born: i64,
+    /// It has its GPUs.
+    pub(super) placed: bool,
+    /// How many.
+    pub(super) size: usize,
+    /// Seconds from there until it is ready.
+    pub(super) starts: i64,
     pub(super) ready_at: Option<i64>,
     pub(super) counters: Counters,
     /// The page as it was when it froze.
@@ -102,6 +111,7 @@ pub struct Cluster {
     pub(super) asked_full: BTreeSet<String>,
     /// The revisions that have been stable.
     pub(super) was_stable: BTreeSet<String>,
+    pub(super) places: Places,
     /// When the garbage collector takes what the deleted service owned.
     pub(super) collected_at: Option<i64>,
 }
@@ -115,13 +125,15 @@ pub(super) struct Floor {
     pub(super) heals_at: i64,
 }
 
-fn base() -> MixQuantService {
+fn base(gpus: Option<usize>) -> MixQuantService {
     let text = include_str!("../../../crds/examples/chat.yaml");
     let mut service: MixQuantService = serde_norway::from_str(text).unwrap();
     service.metadata.namespace = Some("default".into());
     service.metadata.uid = Some("uid".into());
     service.metadata.generation = Some(1);
     service.spec.engine.image = "engine:0".into();
+    service.spec.engine.resources = Some(gpus_each(1));
+    service.spec.replicas = at_most(2, gpus);
     service.spec.verification.min_top1_agreement_percent.0 = "90".into();
     service.spec.slo.tpot.quantile.0 = "0.9".into();
     let rollout = &mut service.spec.rollout;
@@ -137,9 +149,23 @@ fn base() -> MixQuantService {
     service
 }
 
+/// What a pod of so many GPUs asks for.
+pub(super) fn gpus_each(gpus: usize) -> Resources {
+    Resources {
+        requests: Some([(GPU.to_owned(), Quantity(gpus.to_string()))].into()),
+        limits: None,
+    }
+}
+
+/// Pods of a service that always finds room for itself, also with two GPUs each.
+pub(super) fn at_most(replicas: i32, gpus: Option<usize>) -> i32 {
+    let most = gpus.map_or(i32::MAX, |gpus| i32::try_from((gpus / 2).max(1)).unwrap());
+    replicas.min(most)
+}
+
 impl Cluster {
-    pub fn new(seed: u64) -> Self {
-        let service = base();
+    pub fn new(seed: u64, gpus: Option<usize>) -> Self {
+        let service = base(gpus);
         Self {
             now: 0,
             changes: 1,
@@ -167,6 +193,10 @@ impl Cluster {
             fault_since: 0,
             asked_full: BTreeSet::new(),
             was_stable: BTreeSet::new(),
+            places: Places {
+                gpus,
+                ..Places::default()
+            },
             collected_at: None,
         }
     }
@@ -201,6 +231,7 @@ impl Cluster {
             self.was_stable.insert(stable.revision.clone());
         }
         self.service.status = Some(status);
+        self.remember_gap();
         self.changed();
     }
 
@@ -304,6 +335,7 @@ impl Cluster {
                 self.pods.push(pod);
             }
         }
+        self.schedule();
     }
 
     /// Owned objects of a deleted service go, whenever they were made.
@@ -322,7 +354,10 @@ impl Cluster {
             uid: self.unique("pod"),
             revision: frozen.revision.clone(),
             born: self.now,
-            ready_at: (!manners.crashes).then_some(self.now + starts),
+            placed: false,
+            size: size(&frozen.template),
+            starts,
+            ready_at: None,
             counters: Counters::new(),
             frozen: matches!(self.fault, Some((MetricFault::Frozen, _))).then(Counters::new),
             manners,
@@ -359,7 +394,8 @@ impl Cluster {
         let crashes = crashing.flat_map(|pod| [1, 2, 3].map(|time| pod.born + time * 20));
         let heals = self.fault.map(|(_, until)| until);
         let moments = pods.chain(jobs).chain(crashes).chain(heals);
-        let moments = moments.chain(self.collected_at);
+        let leaves = self.places.tenant.map(|(_, until)| until);
+        let moments = moments.chain(self.collected_at).chain(leaves);
         moments.filter(|at| *at > self.now).min()
     }
 
@@ -375,6 +411,9 @@ impl Cluster {
         }
         if self.fault.is_some_and(|(_, until)| until <= to) {
             self.end_fault();
+        }
+        if self.places.tenant.is_some_and(|(_, until)| until <= to) {
+            self.tenant_leaves();
         }
         let crashed = |at: i64| {
             self.pods

@@ -7,7 +7,7 @@ use mixquant_crds::status::{Outcome, RolloutStage, VerdictStatus};
 use mixquant_crds::{KvPrecision, Span};
 use mixquant_operator::observed::Traffic;
 
-use super::cluster::{Cluster, moment};
+use super::cluster::{Cluster, at_most, gpus_each, moment};
 use super::operator::Operator;
 use super::scenario::{Ask, Change, Happening};
 use super::traffic::{Counters, MetricFault};
@@ -68,7 +68,12 @@ impl Cluster {
             }
             Change::Data(data) => self.calibration_data = Some(data),
             Change::DataGone => self.calibration_data = None,
-            Change::Replicas(replicas) => spec.replicas = replicas,
+            Change::Replicas(replicas) => spec.replicas = at_most(replicas, self.places.gpus),
+            Change::Gpus(gpus) if self.places.gpus.is_none_or(|all| all >= gpus) => {
+                spec.engine.resources = Some(gpus_each(gpus));
+            }
+            Change::Gpus(_) => {}
+            Change::Surge(surge) => spec.rollout.surge = surge,
             Change::Hold(seconds) => {
                 let mut steps = spec.rollout.steps.iter_mut();
                 let step = steps.find(|step| step.hold.is_some()).unwrap();
@@ -189,6 +194,7 @@ impl Cluster {
             }
             Happening::ForgePass => self.forge(),
             Happening::ClearStatus => self.service.status = None,
+            Happening::Tenant(gpus, seconds) => self.tenant_comes(gpus, seconds),
             _ => {}
         }
     }

@@ -1,7 +1,11 @@
 //! What must hold at every action and at every moment, whatever happened before.
 
+use mixquant_crds::rollout::Surge;
 use mixquant_crds::status::{MixQuantServiceStatus, Outcome, Reason, RolloutStage, RolloutStatus};
-use mixquant_operator::action::{Action, Event, Metric, PRECISION_GATE, Plan};
+use mixquant_operator::action::{
+    Action, Event, Metric, NewRevision, PRECISION_GATE, Plan, ScaleRequest,
+};
+use mixquant_operator::canary;
 use mixquant_operator::observed::{FrozenRevision, Kind, ObservedRevision, Traffic};
 use mixquant_operator::validate::ValidService;
 
@@ -25,26 +29,12 @@ impl Cluster {
                 self.may_become(plan, status)?;
                 self.write_status(status.as_ref().clone());
             }
-            Action::ApplyRevision(new) => {
-                let kept = ObservedRevision {
-                    frozen: new.frozen.clone(),
-                    number: new.number,
-                    uid: format!("revision-{}", new.number),
-                };
-                let revision = &kept.frozen.revision;
-                if self
-                    .revisions
-                    .iter()
-                    .all(|known| known.frozen.revision != *revision)
-                {
-                    self.revisions.push(kept);
-                    self.changed();
-                }
-            }
+            Action::ApplyRevision(new) => self.keep(new),
             Action::ApplyDeployment(request) => {
                 self.may_scale(valid, &request.frozen, request.replicas)?;
                 self.scale(&request.frozen, request.replicas);
             }
+            Action::ScaleDeployment(request) => self.rescale(valid, request)?,
             Action::ApplyTraffic(traffic) => {
                 self.may_select(traffic)?;
                 self.traffic = Some(traffic.clone());
@@ -86,6 +76,30 @@ impl Cluster {
         self.check()
     }
 
+    fn keep(&mut self, new: &NewRevision) {
+        let kept = ObservedRevision {
+            frozen: new.frozen.clone(),
+            number: new.number,
+            uid: format!("revision-{}", new.number),
+        };
+        let revision = &kept.frozen.revision;
+        let mut all = self.revisions.iter();
+        if all.all(|known| known.frozen.revision != *revision) {
+            self.revisions.push(kept);
+            self.changed();
+        }
+    }
+
+    fn rescale(&mut self, valid: &ValidService, request: &ScaleRequest) -> Result<(), String> {
+        let mut all = self.deployments.iter();
+        let known = all.find(|(_, uid, _)| *uid == request.uid);
+        if let Some((frozen, ..)) = known.cloned() {
+            self.may_scale(valid, &frozen, request.replicas)?;
+            self.scale(&frozen, request.replicas);
+        }
+        Ok(())
+    }
+
     /// Memory moves only as the design allows.
     fn may_become(&self, plan: &Plan, next: &MixQuantServiceStatus) -> Result<(), String> {
         let before = self.status();
@@ -105,19 +119,11 @@ impl Cluster {
             if was(next).as_deref() != canary {
                 return Err("stable becomes what was not the canary".into());
             }
-            let manners = |status: &MixQuantServiceStatus| {
-                let stable = status.stable.as_ref();
-                stable.map(|stable| Manners::of(&stable.image))
-            };
-            // Slowness is measured against stable: beside a slow one it is none.
-            let bad = manners(next)
-                .filter(|next| !next.are_good())
-                .is_some_and(|next| next.slowness <= 1.0 || manners(&before) != Some(next))
-                && !self.is_unharmed_yet(canary);
-            if bad && !excused {
-                return Err(format!("a bad canary is promoted: {:?}", manners(next)));
+            if !excused {
+                self.may_serve(&before, next)?;
             }
         }
+        self.may_make_room(plan, &before, next)?;
         let (Some(from), Some(to)) = (&before.rollout, &next.rollout) else {
             return Ok(());
         };
@@ -150,6 +156,60 @@ impl Cluster {
         }
         if high > low && to.step_started_at.0 != moment(self.now) {
             return Err("a step begins in the past".into());
+        }
+        Ok(())
+    }
+
+    /// Nothing that the gates could have seen as bad becomes stable.
+    fn may_serve(
+        &self,
+        before: &MixQuantServiceStatus,
+        next: &MixQuantServiceStatus,
+    ) -> Result<(), String> {
+        let manners = |status: &MixQuantServiceStatus| {
+            let stable = status.stable.as_ref();
+            stable.map(|stable| Manners::of(&stable.image))
+        };
+        let canary = before.canary.as_ref();
+        let canary = canary.map(|canary| canary.revision.as_str());
+        let at = before.rollout.as_ref();
+        let beside_one = at.and_then(|at| at.room.get(1));
+        let alone = beside_one.is_some_and(|beside_one| *beside_one == 0);
+        // Where nothing runs beside the canary, only its own limits can be judged, and the slow one keeps them.
+        // Slowness is measured against stable: beside a slow one it is none.
+        let bad = manners(next)
+            .filter(|next| !(alone && next.slowness > 1.0))
+            .filter(|next| !next.are_good())
+            .is_some_and(|next| next.slowness <= 1.0 || manners(before) != Some(next));
+        if bad && !self.is_unharmed_yet(canary) {
+            return Err(format!("a bad canary is promoted: {:?}", manners(next)));
+        }
+        Ok(())
+    }
+
+    /// Stable makes room only after that was told, where there is none or the spec says so; and a canary that fits nowhere is not begun.
+    fn may_make_room(
+        &self,
+        plan: &Plan,
+        before: &MixQuantServiceStatus,
+        next: &MixQuantServiceStatus,
+    ) -> Result<(), String> {
+        let room = |status: &MixQuantServiceStatus| {
+            let at = status.rollout.as_ref();
+            at.map_or_else(Vec::new, |at| at.room.clone())
+        };
+        let told = plan.actions.iter().any(|action| {
+            matches!(action, Action::Publish(event) if event.reason == Reason::InsufficientCapacity)
+        });
+        if room(next).is_empty() || room(next) == room(before) {
+            return Ok(());
+        }
+        if !told {
+            return Err("stable makes room and nobody is told".into());
+        }
+        let never = self.service.spec.rollout.surge == Surge::Never;
+        if self.places.gpus.is_none() && !never {
+            return Err("stable makes room and there is enough".into());
         }
         Ok(())
     }
@@ -197,8 +257,15 @@ impl Cluster {
             .stable
             .as_ref()
             .is_some_and(|stable| stable.revision == *revision);
-        if stable && replicas < valid.replicas {
+        let at = status.rollout.as_ref().filter(|_| status.canary.is_some());
+        let kept = at.map_or(valid.replicas, |at| {
+            canary::stable_size(&valid.rollout, at, valid.replicas)
+        });
+        if stable && replicas < kept {
             return Err(format!("stable {revision} is scaled to {replicas}"));
+        }
+        if stable && kept == 0 {
+            return Ok(());
         }
         let has_pods = self.pods.iter().any(|pod| pod.revision == *revision);
         if replicas == 0 && (!has_pods || self.now < self.floor.heals_at) {
@@ -273,11 +340,10 @@ impl Cluster {
             .iter()
             .filter(|pod| self.is_ready(pod) && self.selects(&pod.revision));
         let serving = i32::try_from(serving.count()).unwrap();
-        if serving < self.floor.replicas {
-            return Err(format!(
-                "{serving} pods serve, {} are asked for",
-                self.floor.replicas
-            ));
+        let floor = self.floor.replicas;
+        let floor = self.floor_of_gap().map_or(floor, |gap| floor.min(gap));
+        if serving < floor {
+            return Err(format!("{serving} pods serve, {floor} are asked for"));
         }
         Ok(())
     }
@@ -300,6 +366,9 @@ fn kind(event: &Event) -> String {
                 ""
             };
             format!("{}{full} {answer}", words.get(3).unwrap_or(&"?"))
+        }
+        Reason::InsufficientCapacity if event.note.contains("waits") => {
+            format!("{reason} and waits")
         }
         Reason::Promoted if event.note.contains("lately") => format!("{reason} in the window"),
         Reason::Promoted if event.note.contains("a person") => format!("{reason} in full"),
@@ -357,6 +426,9 @@ fn brief(action: &Action) -> String {
             "ApplyDeployment {} x {}",
             request.frozen.revision, request.replicas
         ),
+        Action::ScaleDeployment(request) => {
+            format!("ScaleDeployment {} x {}", request.name, request.replicas)
+        }
         Action::ApplyTraffic(traffic) => format!("ApplyTraffic {traffic:?}"),
         Action::ApplyCompanion(request) => format!("ApplyCompanion {:?}", request.companion),
         Action::ApplyJob(job) => format!("ApplyJob {}", job.name),

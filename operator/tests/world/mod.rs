@@ -15,6 +15,7 @@ mod cluster;
 mod faults;
 mod invariants;
 mod operator;
+mod places;
 mod scenario;
 mod traffic;
 mod view;
@@ -66,7 +67,7 @@ pub fn run(scenario: &Scenario) -> Result<(End, Said), Failure> {
 
 fn live(scenario: &Scenario, traced: bool) -> Result<(End, Said), Failure> {
     let mut simulation = Simulation {
-        cluster: Cluster::new(scenario.seed),
+        cluster: Cluster::new(scenario.seed, scenario.gpus),
         operator: Operator::default(),
         pending: scenario.happenings.clone(),
         order: scenario.order,

@@ -37,7 +37,8 @@ fn template_1(
     artifact: &Digest,
 ) -> k8s_openapi::api::core::v1::PodTemplateSpec {
     serde_json::from_value(serde_json::json!({
-        "spec": {"containers": [{"name": "engine", "image": service.engine.image, "args": [artifact.hex()]}]}
+        "spec": {"containers": [{"name": "engine", "image": service.engine.image, "args": [artifact.hex()],
+            "resources": service.engine.resources}]}
     }))
     .unwrap()
 }
@@ -47,7 +48,8 @@ fn template_2(
     artifact: &Digest,
 ) -> k8s_openapi::api::core::v1::PodTemplateSpec {
     serde_json::from_value(serde_json::json!({
-        "spec": {"containers": [{"name": "engine", "image": service.engine.image, "args": ["--new", artifact.hex()]}]}
+        "spec": {"containers": [{"name": "engine", "image": service.engine.image, "args": ["--new", artifact.hex()],
+            "resources": service.engine.resources}]}
     }))
     .unwrap()
 }
@@ -86,7 +88,7 @@ impl Operator {
         self.die();
     }
 
-    fn decide(&mut self, cluster: &Cluster, observed: &Observed) -> (ValidService, Plan) {
+    fn decide(&mut self, cluster: &Cluster, mut observed: Observed) -> (ValidService, Plan) {
         let now = moment(cluster.now);
         let samples = self.scraper.scrape(&cluster.pages(), now);
         let generation = observed.service.metadata.generation.unwrap();
@@ -100,8 +102,13 @@ impl Operator {
         } else {
             template_2
         };
-        let plan = plan(&valid, observed, &samples, now, render);
-        (valid, plan)
+        let first = plan(&valid, &observed, &samples, now, render);
+        let Some(asks) = &first.asks_room else {
+            return (valid, first);
+        };
+        observed.room = cluster.room(asks);
+        let informed = plan(&valid, &observed, &samples, now, render);
+        (valid, informed)
     }
 
     /// One reconcile.
@@ -113,7 +120,7 @@ impl Operator {
             self.seen = None;
         }
         let observed = cluster.observe(stale);
-        let (valid, plan) = self.decide(cluster, &observed);
+        let (valid, plan) = self.decide(cluster, observed);
         self.scraper.set_window(plan.window.clone());
         self.requeue = plan.requeue.map(|after| cluster.now + seconds(after));
         if let Some(window) = &plan.window {
@@ -152,7 +159,7 @@ impl Operator {
     pub fn confirm_rest(&mut self, cluster: &mut Cluster) -> Result<(), String> {
         self.die();
         let observed = cluster.observe(0);
-        let (_, plan) = self.decide(cluster, &observed);
+        let (_, plan) = self.decide(cluster, observed);
         let ask: Vec<&Action> = plan.actions.iter().collect();
         if ask.is_empty() && plan.requeue.is_none_or(|after| after == LOOK_AGAIN) {
             Ok(())

@@ -1,5 +1,7 @@
 //! What happens to a service: changes by people, faults by the world. Made from a seed, and shrunk when an invariant breaks.
 
+use mixquant_crds::rollout::Surge;
+
 use super::traffic::MetricFault;
 use super::{Failure, run};
 
@@ -49,6 +51,10 @@ pub enum Change {
     Data(u64),
     /// Pods of stable.
     Replicas(i32),
+    /// GPUs of each pod.
+    Gpus(usize),
+    /// `spec.rollout.surge`.
+    Surge(Surge),
     /// The first step's hold.
     Hold(u32),
     /// `spec.rollout.paused`.
@@ -101,6 +107,8 @@ pub enum Happening {
     Ask(Ask),
     /// Metrics pages are wrong for so many seconds.
     Metrics(MetricFault, i64),
+    /// Another service takes so many free GPUs for so many seconds.
+    Tenant(usize, i64),
     /// Someone clears the status.
     ClearStatus,
     /// A newer operator renders other templates.
@@ -113,6 +121,8 @@ pub enum Happening {
 #[derive(Debug, Clone)]
 pub struct Scenario {
     pub seed: u64,
+    /// GPUs of the cluster; `None`: always enough.
+    pub gpus: Option<usize>,
     /// By rising time.
     pub happenings: Vec<(i64, Happening)>,
     pub order: Order,
@@ -153,6 +163,7 @@ impl Scenario {
             .collect();
         Self {
             seed,
+            gpus: gpus(seed),
             happenings,
             order: Order::Timed,
         }
@@ -164,6 +175,7 @@ impl Scenario {
         let count = 2 + dice.below(4);
         Self {
             seed,
+            gpus: gpus(seed),
             happenings: (0..count)
                 .map(|_| (0, Happening::Change(change(&mut dice))))
                 .collect(),
@@ -203,8 +215,17 @@ impl Scenario {
     }
 }
 
+/// Half of all lives are spent where GPUs are scarce.
+fn gpus(seed: u64) -> Option<usize> {
+    (seed % 2 == 1).then(|| 1 + usize::try_from(seed / 2 % 6).unwrap())
+}
+
 fn change(dice: &mut Dice) -> Change {
-    match dice.below(12) {
+    match dice.below(14) {
+        12 => Change::Gpus(1 + usize::try_from(dice.below(2)).unwrap()),
+        13 => Change::Surge(
+            [Surge::Auto, Surge::Never, Surge::Auto][usize::try_from(dice.below(3)).unwrap()],
+        ),
         0..=4 => Change::Image(dice.below(6)),
         5..=7 => Change::Precision(dice.below(3)),
         8 => Change::Data(dice.below(3)),
@@ -239,7 +260,11 @@ fn metrics(dice: &mut Dice) -> Happening {
 }
 
 fn any(dice: &mut Dice) -> Happening {
-    match dice.below(34) {
+    match dice.below(35) {
+        34 => Happening::Tenant(
+            1 + usize::try_from(dice.below(4)).unwrap(),
+            5 + i64::try_from(dice.below(90)).unwrap(),
+        ),
         24..=26 => Happening::Change(way(dice)),
         27..=30 => Happening::Ask(ask(dice)),
         31..=33 => metrics(dice),

@@ -73,6 +73,7 @@ impl Cluster {
                 matches: true,
             }),
             foreign: Vec::new(),
+            room: None,
             installation: Installation::default(),
             companions: companion::wanted(&Installation::default())
                 .into_iter()
