@@ -5,10 +5,12 @@
 #![forbid(unsafe_code)]
 
 pub mod apiserver;
+pub mod audit;
 pub mod cluster;
 pub mod kubectl;
 pub mod load;
 pub mod means;
+pub mod monitoring;
 pub mod namespace;
 pub mod operator;
 pub mod prompts;

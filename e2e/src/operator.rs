@@ -127,35 +127,6 @@ pub fn resident_bytes(cluster: &Cluster) -> anyhow::Result<u64> {
     Ok(kibibytes * 1024)
 }
 
-/// What the operator wrote since `since` (as the audit log writes times), each as `verb resource`. The local cluster only.
-pub fn writes_since(cluster: &Cluster, since: &str) -> anyhow::Result<Vec<String>> {
-    let log = cluster.run_folder()?.join("log/audit.log");
-    let text = std::fs::read_to_string(&log).with_context(|| log.display().to_string())?;
-    let user = format!("system:serviceaccount:{NAMESPACE}:mixquant-operator");
-    let mut writes = Vec::new();
-    for line in text.lines() {
-        // The last line may be half-written.
-        let Ok(event) = serde_json::from_str::<Value>(line) else {
-            continue;
-        };
-        let reads = ["get", "list", "watch"]
-            .iter()
-            .any(|verb| event["verb"] == *verb);
-        let later = event["requestReceivedTimestamp"]
-            .as_str()
-            .is_some_and(|time| time > since);
-        if event["user"]["username"] == *user && later && !reads {
-            let word = |value: &Value| value.as_str().unwrap_or("").to_owned();
-            writes.push(format!(
-                "{} {}",
-                word(&event["verb"]),
-                word(&event["objectRef"]["resource"])
-            ));
-        }
-    }
-    Ok(writes)
-}
-
 /// The operator's metrics page.
 pub fn metrics(cluster: &Cluster) -> anyhow::Result<String> {
     let pod = pod(cluster)?;

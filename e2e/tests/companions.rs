@@ -12,16 +12,11 @@ use std::time::{Duration, Instant};
 use mixquant_e2e::apiserver;
 use mixquant_e2e::kubectl::Kubectl;
 use mixquant_e2e::means;
+use mixquant_e2e::monitoring;
 use serde_json::{Value, json};
 
 /// How long the operator may take for one thing.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// The Prometheus operator's kinds as the apiserver must know them; what their specs hold is its own affair.
-const MONITORING: [(&str, &str); 2] = [
-    ("PodMonitor", "podmonitors"),
-    ("PrometheusRule", "prometheusrules"),
-];
 
 /// A running operator that serves one namespace; it ends with the test.
 struct Operator {
@@ -93,27 +88,6 @@ fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn know_monitoring(kubectl: &Kubectl) {
-    for (kind, plural) in MONITORING {
-        let version = json!({"name": "v1", "served": true, "storage": true,
-            "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}}});
-        let names = json!({"kind": kind, "plural": plural, "singular": kind.to_lowercase()});
-        let crd = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-            "metadata": {"name": format!("{plural}.monitoring.coreos.com"), "annotations": {"api-approved.kubernetes.io": "unapproved, test"}},
-            "spec": {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": names, "versions": [version]}});
-        kubectl.apply(&crd.to_string()).unwrap();
-        let name = format!("customresourcedefinition/{plural}.monitoring.coreos.com");
-        kubectl
-            .must(&[
-                "wait",
-                "--for=condition=Established",
-                "--timeout=30s",
-                &name,
-            ])
-            .unwrap();
-    }
-}
-
 const OBJECTS: [&str; 6] = [
     "serviceaccount/chat-mixquant",
     "networkpolicy/chat-engine",
@@ -131,7 +105,7 @@ fn the_operator_makes_what_stands_beside_the_pods_mends_it_and_then_rests() {
     let Some(server) = apiserver::with_resource() else {
         return;
     };
-    know_monitoring(&server.kubectl);
+    monitoring::install(&server.kubectl).unwrap();
     let namespace = "companions";
     server
         .kubectl

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use k8s_openapi::jiff::Timestamp;
+use mixquant_e2e::audit;
 use mixquant_e2e::namespace::with_temp_namespace;
 use mixquant_e2e::operator;
 use mixquant_e2e::service::{NAME, Service};
@@ -46,7 +47,7 @@ async fn at_rest_the_operator_writes_nothing_but_its_lease() {
             }
             let since = Timestamp::now().to_string();
             tokio::time::sleep(Duration::from_secs(seconds)).await;
-            let writes = operator::writes_since(&context.cluster, &since)?;
+            let writes = audit::writes_since(&context.cluster, &since)?;
             let unexpected: Vec<_> = writes
                 .iter()
                 .filter(|write| !write.ends_with(" leases"))
