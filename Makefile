@@ -64,6 +64,12 @@ soak: prerequisites ## One service under load through 10 promotions and 10 rollb
 rollouts: prerequisites ## The same, 100 times (about three hours)
 	@MIXQUANT_SOAK_ROUNDS=100 SCENARIOS=soak scripts/test cluster
 
+.PHONY: many
+many: prerequisites ## 1,000 services under one operator, on an apiserver alone
+	e2e/cluster/build kubernetes
+	cargo build --release -p mixquant-operator --bins
+	MIXQUANT_REQUIRE_CLUSTER=1 MIXQUANT_SERVICES=1000 cargo test --release -p mixquant-e2e --test many -- --nocapture
+
 .PHONY: simulate
 simulate: ## The operator's core in 100,000 seeded lives of a simulated cluster
 	MIXQUANT_SEEDS=100000 cargo test --release -p mixquant-operator --test simulate -- --nocapture

@@ -13,5 +13,6 @@ pub mod means;
 pub mod monitoring;
 pub mod namespace;
 pub mod operator;
+pub mod program;
 pub mod prompts;
 pub mod service;

@@ -57,6 +57,11 @@ pub fn skip(reason: &str) {
         std::env::var_os("MIXQUANT_REQUIRE_CLUSTER").is_none(),
         "MIXQUANT_REQUIRE_CLUSTER is set, and yet: {reason}"
     );
-    // Written past the test harness, which shows what a test prints only when it fails: a skipped test must not look like a passed one.
-    drop(writeln!(std::io::stderr(), "skipped: {reason}"));
+    say(&format!("skipped: {reason}"));
+}
+
+/// Writes a line past the test harness, which shows what a test prints only when it fails: what was measured is for people to read, and a
+/// skipped test must not look like a passed one.
+pub fn say(line: &str) {
+    drop(writeln!(std::io::stderr(), "{line}"));
 }

@@ -8,6 +8,7 @@ use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
 use crate::cluster::{Cluster, Target, wait_for};
+use crate::program::kibibytes;
 
 /// Where `scripts/install` puts it.
 pub const NAMESPACE: &str = "mixquant-system";
@@ -115,16 +116,7 @@ pub fn resident_bytes(cluster: &Cluster) -> anyhow::Result<u64> {
         .and_then(Value::as_str)
         .unwrap_or("");
     let status = std::fs::read_to_string(format!("/proc/{}/status", process_of(uid)?))?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
-        .context("no VmRSS")?;
-    let kibibytes: u64 = line
-        .trim()
-        .trim_end_matches(" kB")
-        .parse()
-        .context("VmRSS")?;
-    Ok(kibibytes * 1024)
+    Ok(kibibytes(&status, "VmRSS:")? * 1024)
 }
 
 /// The operator's metrics page.

@@ -5,73 +5,18 @@
     reason = "the helpers of these tests are tests too"
 )]
 
-use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use mixquant_e2e::apiserver;
 use mixquant_e2e::kubectl::Kubectl;
 use mixquant_e2e::means;
 use mixquant_e2e::monitoring;
+use mixquant_e2e::program::Operator;
 use serde_json::{Value, json};
 
 /// How long the operator may take for one thing.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// A running operator that serves one namespace; it ends with the test.
-struct Operator {
-    process: Child,
-    port: u16,
-}
-
-impl Operator {
-    fn start(kubectl: &Kubectl, namespace: &str) -> Option<Self> {
-        let program = means::built("mixquant-operator")?;
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
-        let process = Command::new(program)
-            .args(["run", "--leader-elect=false", "--log-format=text"])
-            .args([
-                "--watch-namespace",
-                namespace,
-                "--lease-namespace",
-                "mixquant-system",
-            ])
-            .args(["--metrics-reader", "monitoring"])
-            .arg(format!("--admin-listen=127.0.0.1:{port}"))
-            .env("KUBECONFIG", kubectl.kubeconfig().unwrap())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        Some(Self { process, port })
-    }
-
-    /// The sum of all series of a metric; 0 while the page is not there yet.
-    fn sum(&self, metric: &str) -> f64 {
-        let address = format!("http://127.0.0.1:{}/metrics", self.port);
-        let page = Command::new("curl")
-            .args(["-s", "-m", "5", &address])
-            .output()
-            .unwrap();
-        let page = String::from_utf8_lossy(&page.stdout).into_owned();
-        let series = page.lines().filter(|line| line.starts_with(metric));
-        series
-            .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
-            .sum()
-    }
-}
-
-impl Drop for Operator {
-    fn drop(&mut self) {
-        drop(self.process.kill());
-        drop(self.process.wait());
-    }
-}
 
 /// Looks again and again until `found` gives something.
 fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
@@ -116,7 +61,15 @@ fn the_operator_makes_what_stands_beside_the_pods_mends_it_and_then_rests() {
     kubectl
         .must(&["apply", "-f", &example.display().to_string()])
         .unwrap();
-    let Some(operator) = Operator::start(&kubectl, namespace) else {
+    let Some(operator) = Operator::start(
+        &kubectl,
+        &[
+            "--watch-namespace",
+            namespace,
+            "--metrics-reader",
+            "monitoring",
+        ],
+    ) else {
         return;
     };
 

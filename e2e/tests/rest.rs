@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use k8s_openapi::jiff::Timestamp;
 use mixquant_e2e::audit;
+use mixquant_e2e::means;
 use mixquant_e2e::namespace::with_temp_namespace;
 use mixquant_e2e::operator;
 use mixquant_e2e::service::{NAME, Service};
@@ -66,13 +67,10 @@ async fn at_rest_the_operator_writes_nothing_but_its_lease() {
                 "the operator holds {} MiB",
                 bytes >> 20
             );
-            drop(std::io::Write::write_fmt(
-                &mut std::io::stderr(),
-                format_args!(
-                    "{NAME} and 2 more: {} lease writes in {seconds} s, {} KiB resident\n",
-                    writes.len(),
-                    bytes >> 10
-                ),
+            means::say(&format!(
+                "{NAME} and 2 more: {} lease writes in {seconds} s, {} KiB resident",
+                writes.len(),
+                bytes >> 10
             ));
             Ok(())
         },

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use mixquant_e2e::cluster::is_true;
+use mixquant_e2e::means;
 use mixquant_e2e::namespace::{Context, with_temp_namespace};
 use mixquant_e2e::operator;
 use mixquant_e2e::service::{NAME, Service, image, revision};
@@ -39,7 +40,7 @@ async fn rollouts_and_rollbacks_under_load_lose_no_request_no_endpoint_and_leave
         for (round, image) in (1..=rounds).zip(images.iter().cycle()) {
             promote(&service, image).await.with_context(|| format!("round {round}: promotion"))?;
             roll_back(&service).await.with_context(|| format!("round {round}: rollback"))?;
-            say(&format!("round {round} of {rounds}: promoted and rolled back; {}", load.so_far().await));
+            means::say(&format!("round {round} of {rounds}: promoted and rolled back; {}", load.so_far().await));
         }
         let (report, fewest) = (load.stop().await, endpoints.stop().await?);
         ensure!(report.failed == 0, "{report}");
@@ -51,7 +52,7 @@ async fn rollouts_and_rollbacks_under_load_lose_no_request_no_endpoint_and_leave
         ensure!(running == 1, "{running} Deployments have pods");
         let bytes = operator::resident_bytes(&context.cluster)?;
         ensure!(bytes < MAX_RESIDENT_BYTES, "the operator holds {} MiB", bytes >> 20);
-        say(&format!(
+        means::say(&format!(
             "{rounds} promotions and {rounds} rollbacks: never fewer than {fewest} ready endpoints, {revisions} revisions kept, operator {} KiB; {report}",
             bytes >> 10
         ));
@@ -97,13 +98,6 @@ async fn roll_back(service: &Service) -> anyhow::Result<()> {
         .kubectl_wait_ready(Duration::from_mins(1))
         .await
         .map(drop)
-}
-
-fn say(text: &str) {
-    drop(std::io::Write::write_fmt(
-        &mut std::io::stderr(),
-        format_args!("{text}\n"),
-    ));
 }
 
 /// Counts the ready endpoints of the service, several times a second, and keeps the fewest.

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{bail, ensure};
 use mixquant_e2e::namespace::{Context, with_temp_namespace};
 use mixquant_e2e::service::Service;
 use mixquant_e2e::{audit, monitoring};
@@ -36,16 +36,24 @@ async fn the_operator_uses_every_right_that_it_has() {
 async fn monitored(context: &Context) -> anyhow::Result<()> {
     let service = Service::create(context.clone())?;
     service.patch(&json!({"replicas": 1}))?;
-    for kind in ["podmonitor", "prometheusrule"] {
-        context.kubectl.must(&[
-            "wait",
-            "--for=create",
-            "--timeout=60s",
-            &format!("{kind}/{}-mixquant", service.name),
-        ])?;
+    service.kubectl_wait_ready(Duration::from_mins(3)).await?;
+    // The operator asks once a minute which kinds there are, and looks at a service only when something woke it.
+    for wake in 0..60 {
+        let made = ["podmonitor", "prometheusrule"].map(|kind| {
+            let object = format!("{kind}/{}-mixquant", service.name);
+            context
+                .kubectl
+                .get(&[&object])
+                .is_ok_and(|made| !made.is_null())
+        });
+        if made == [true, true] {
+            return Ok(());
+        }
+        let (service, wake) = (format!("mqs/{}", service.name), format!("test/wake={wake}"));
+        context
+            .kubectl
+            .must(&["annotate", "--overwrite", &service, &wake])?;
+        tokio::time::sleep(Duration::from_secs(2)).await;
     }
-    service
-        .kubectl_wait_ready(Duration::from_mins(3))
-        .await
-        .map(drop)
+    bail!("no monitor and rules although the kinds are there")
 }

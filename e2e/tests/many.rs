@@ -1,0 +1,194 @@
+//! Many services under one operator, on an apiserver alone: how long until all are settled, what it holds, that it rests, and that one more
+//! service is not kept waiting while others are edited all the time. `make many` has 1,000 services, `make test` a few.
+#![expect(
+    clippy::unwrap_used,
+    reason = "the helpers of these tests are tests too"
+)]
+
+use std::time::{Duration, Instant};
+
+use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::core::GroupVersionKind;
+use mixquant_e2e::apiserver;
+use mixquant_e2e::means;
+use mixquant_e2e::program::Operator;
+use serde_json::{Value, json};
+
+const NAMESPACE: &str = "many";
+/// From the operator's start until every service has its Job and its status.
+const SETTLED: Duration = Duration::from_mins(5);
+/// Memory that the operator may hold.
+const MAX_RESIDENT_BYTES: u64 = 128 << 20;
+/// How long nothing may be written once all are settled.
+const REST: Duration = Duration::from_secs(10);
+/// Edits a second, for so long.
+const EDITS: u32 = 100;
+const STORM: Duration = Duration::from_secs(20);
+/// In the midst of them a new service is handled within this time.
+const HANDLED: Duration = Duration::from_secs(5);
+
+struct World {
+    services: Api<DynamicObject>,
+    operator: Operator,
+}
+
+impl World {
+    /// The services whose calibration Job runs, by the status that the operator wrote for this generation.
+    async fn calibrating(&self) -> usize {
+        let list = self.services.list(&ListParams::default()).await.unwrap();
+        list.iter()
+            .filter(|service| is_calibrating(service))
+            .count()
+    }
+
+    async fn create(&self, name: &str, example: &Value) {
+        let mut service = example.clone();
+        service["metadata"]["name"] = json!(name);
+        let service = serde_json::from_value(service).unwrap();
+        self.services
+            .create(&PostParams::default(), &service)
+            .await
+            .unwrap();
+    }
+}
+
+fn is_calibrating(service: &DynamicObject) -> bool {
+    let status = &service.data["status"];
+    status["phase"] == "Calibrating"
+        && status["observedGeneration"].as_i64() == service.metadata.generation
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_services_settle_rest_and_do_not_keep_a_new_one_waiting() {
+    if means::program("curl").is_none() {
+        return means::skip("curl is missing");
+    }
+    let Some(server) = apiserver::with_resource() else {
+        return;
+    };
+    let count = std::env::var("MIXQUANT_SERVICES").map_or(40, |text| text.parse().unwrap());
+    server
+        .kubectl
+        .must(&["create", "namespace", NAMESPACE])
+        .unwrap();
+    let kubectl = server.kubectl.in_namespace(NAMESPACE);
+    inputs(&kubectl);
+    let example =
+        std::fs::read_to_string(means::repository().join("crds/examples/chat.yaml")).unwrap();
+    let example: Value = serde_norway::from_str(&example).unwrap();
+    let Some(operator) = Operator::start(&kubectl, &["--watch-namespace", NAMESPACE]) else {
+        return;
+    };
+    let kind = ApiResource::from_gvk(&GroupVersionKind::gvk(
+        "mixquant.io",
+        "v1alpha1",
+        "MixQuantService",
+    ));
+    let services = Api::namespaced_with(client(&kubectl).await, NAMESPACE, &kind);
+    let world = World { services, operator };
+
+    let start = Instant::now();
+    for index in 0..count {
+        world.create(&format!("chat-{index}"), &example).await;
+    }
+    while world.calibrating().await < count {
+        assert!(
+            start.elapsed() < SETTLED,
+            "{} of {count} are settled after {SETTLED:?}",
+            world.calibrating().await
+        );
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    let settled = start.elapsed();
+    rests(&world).await;
+    let waited = storm(&world, count, &example).await;
+    let [now, most] = world.operator.resident_bytes().unwrap();
+    means::say(&format!(
+        "{count} services: settled in {settled:.1?} (their making included), {} MiB held, {} MiB at most; one more during {EDITS} edits a second: {waited:.1?}",
+        now >> 20,
+        most >> 20
+    ));
+    assert!(
+        most < MAX_RESIDENT_BYTES,
+        "the operator held {} MiB",
+        most >> 20
+    );
+    assert!(waited < HANDLED, "a new service waited {waited:?}");
+}
+
+/// What the example's fields refer to.
+fn inputs(kubectl: &mixquant_e2e::kubectl::Kubectl) {
+    for name in ["models", "artifacts"] {
+        let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
+            "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}});
+        kubectl.apply(&claim.to_string()).unwrap();
+    }
+    let texts = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "texts"},
+        "data": {"calibration.jsonl": "{\"text\": \"a\"}\n", "evaluation.txt": "a\n"}});
+    kubectl.apply(&texts.to_string()).unwrap();
+}
+
+async fn client(kubectl: &mixquant_e2e::kubectl::Kubectl) -> kube::Client {
+    let file = kube::config::Kubeconfig::read_from(kubectl.kubeconfig().unwrap()).unwrap();
+    let config =
+        kube::Config::from_custom_kubeconfig(file, &kube::config::KubeConfigOptions::default())
+            .await
+            .unwrap();
+    kube::Client::try_from(config).unwrap()
+}
+
+/// Once all that is under way has ended, nothing more is written.
+async fn rests(world: &World) {
+    let writes = || world.operator.sum("mixquant_operator_api_writes_total");
+    let deadline = Instant::now() + Duration::from_mins(2);
+    loop {
+        let before = writes();
+        assert!(before > 0.0, "the metrics were not read");
+        tokio::time::sleep(REST).await;
+        let more = writes() - before;
+        if more.abs() < 0.5 {
+            return;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "{more} writes in {REST:?} although every service is settled"
+        );
+    }
+}
+
+/// Edits services one after another and makes a new one in the midst; how long until its Job runs.
+async fn storm(world: &World, count: usize, example: &Value) -> Duration {
+    let services = world.services.clone();
+    let editing = tokio::spawn(async move {
+        let mut tick = tokio::time::interval(Duration::from_secs(1) / EDITS);
+        let mut edits = tokio::task::JoinSet::new();
+        for edit in 0..EDITS * u32::try_from(STORM.as_secs()).unwrap() {
+            tick.tick().await;
+            let (services, name) = (services.clone(), format!("chat-{}", edit as usize % count));
+            let patch = json!({"spec": {"replicas": 1 + (edit as usize / count) % 7 + usize::from(edit % 2 == 0)}});
+            edits.spawn(async move {
+                services
+                    .patch(&name, &PatchParams::default(), &Patch::Merge(&patch))
+                    .await
+                    .map(drop)
+            });
+        }
+        for edited in edits.join_all().await {
+            edited.unwrap();
+        }
+    });
+    tokio::time::sleep(STORM / 2).await;
+    let start = Instant::now();
+    world.create("one-more", example).await;
+    while !is_calibrating(&world.services.get("one-more").await.unwrap()) {
+        assert!(
+            start.elapsed() < HANDLED * 4,
+            "a new service still waits after {:?}",
+            start.elapsed()
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let waited = start.elapsed();
+    editing.await.unwrap();
+    waited
+}
