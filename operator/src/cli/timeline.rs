@@ -298,8 +298,9 @@ impl Timeline {
         let Ok(valid) = validate(&service) else {
             return;
         };
-        // Which artifact it is decides nothing about what a pod asks for.
-        let template = deployment::template(&valid, &Digest::of_bytes(b""));
+        // Which model and artifact it is decides nothing about what a pod asks for.
+        let any = Digest::of_bytes(b"");
+        let template = deployment::template(&valid, &any, &any);
         let pod = template.spec.unwrap_or_default();
         self.capacity = Some(capacity::capacity(&pod, needed, cluster));
         let (Some(stable), true) = (stable, self.change.is_some_and(Change::rolls)) else {

@@ -34,6 +34,7 @@ pub struct Operator {
 
 fn template_1(
     service: &ValidService,
+    _: &Digest,
     artifact: &Digest,
 ) -> k8s_openapi::api::core::v1::PodTemplateSpec {
     serde_json::from_value(serde_json::json!({
@@ -45,6 +46,7 @@ fn template_1(
 
 fn template_2(
     service: &ValidService,
+    _: &Digest,
     artifact: &Digest,
 ) -> k8s_openapi::api::core::v1::PodTemplateSpec {
     serde_json::from_value(serde_json::json!({
