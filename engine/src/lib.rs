@@ -5,6 +5,7 @@
 
 pub mod advise;
 pub mod artifact;
+pub mod bench;
 pub mod calibrate;
 pub mod chat;
 pub mod cli;

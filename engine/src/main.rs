@@ -29,6 +29,8 @@ enum Command {
     Fetch(cli::fetch::Arguments),
     /// Say which plan fits a model and a device, and why.
     Advise(cli::advise::Arguments),
+    /// Measure prefill and decode by scheme beside what this machine can do.
+    Bench(cli::bench::Arguments),
     /// Say what a model's or an artifact's folder is.
     Inspect(cli::inspect::Arguments),
 }
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         Command::Export(arguments) => cli::export::run(&arguments),
         Command::Fetch(arguments) => cli::fetch::run(&arguments),
         Command::Advise(arguments) => cli::advise::run(&arguments),
+        Command::Bench(arguments) => cli::bench::run(&arguments),
         Command::Inspect(arguments) => cli::inspect::run(&arguments),
     };
     match result {

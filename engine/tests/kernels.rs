@@ -9,7 +9,9 @@
 )]
 
 use half::bf16;
-use mixquant_engine::kernels::{Backend, Matrix, Naive, Rotation, Values, available};
+use mixquant_engine::kernels::{
+    Backend, Bf16Rows, Layout, Matrix, Naive, Rotation, Strided, Values, available,
+};
 
 const ROWS: [usize; 8] = [1, 2, 3, 4, 5, 8, 9, 17];
 const OUTPUTS: [usize; 8] = [1, 3, 4, 5, 16, 31, 64, 65];
@@ -80,6 +82,81 @@ fn matrix_products_equal_the_oracle() {
     }
 }
 
+/// Rows rounded to BF16 and laid out as the backend wants so many.
+fn halves(backend: &dyn Backend, x: &[f32], columns: usize) -> (Vec<bf16>, Layout) {
+    let layout = backend.bf16_layout(x.len() / columns);
+    let (mut row, mut all) = (vec![bf16::ZERO; columns], Vec::new());
+    for x in x.chunks_exact(columns) {
+        let mut dst = vec![bf16::ONE; layout.row_len(columns)];
+        backend.narrow(x, &mut row);
+        layout.arrange(&row, &mut dst);
+        all.extend(dst);
+    }
+    (all, layout)
+}
+
+fn matmul_bf16(backend: &dyn Backend, x: &[f32], w: &[bf16], columns: usize) -> Vec<f32> {
+    let (values, layout) = halves(backend, x, columns);
+    let rows = Bf16Rows {
+        values: &values,
+        columns,
+        layout,
+    };
+    let w = Matrix {
+        values: Values::Bf16(w),
+        rows: w.len() / columns,
+        columns,
+    };
+    let (m, stride) = (x.len() / columns, w.rows + 3);
+    let mut dst = vec![7.0; m * stride];
+    backend.matmul_bf16(rows, w, stride, &mut dst);
+    assert!(dst.chunks(stride).all(|row| row[w.rows..] == [7.0; 3]));
+    let rows = dst.chunks(stride).flat_map(|row| &row[..w.rows]);
+    rows.copied().collect()
+}
+
+#[test]
+fn products_of_bf16_equal_the_oracle_in_every_layout() {
+    for backend in implementations() {
+        for (m, n, k) in ROWS.iter().chain(&[16, 22, 37]).flat_map(|m| {
+            OUTPUTS
+                .iter()
+                .chain(&[15, 17, 48, 130])
+                .flat_map(move |n| INPUTS.iter().chain(&[31, 33, 96]).map(move |k| (*m, *n, *k)))
+        }) {
+            let x = numbers(m * k, 20);
+            let w: Vec<bf16> = numbers(n * k, 21).into_iter().map(bf16::from_f32).collect();
+            let (result, expected) = (
+                matmul_bf16(backend, &x, &w, k),
+                matmul_bf16(&Naive, &x, &w, k),
+            );
+            assert_close(backend.name(), &result, &expected, bound(k));
+        }
+    }
+}
+
+/// Prefill and decode take different kernels: one row must not see it.
+#[test]
+fn a_row_of_bf16_has_the_same_bits_alone_and_among_many() {
+    for backend in implementations() {
+        for (m, n, k) in [(16, 64, 64), (17, 65, 172), (40, 130, 384), (23, 9, 33)] {
+            let x = numbers(m * k, 22);
+            let w: Vec<bf16> = numbers(n * k, 23).into_iter().map(bf16::from_f32).collect();
+            let all = matmul_bf16(backend, &x, &w, k);
+            for size in [1, 2, 3, 5, 15, 16] {
+                let parts = x.chunks(size * k).flat_map(|x| matmul_bf16(backend, x, &w, k));
+                let parts: Vec<f32> = parts.collect();
+                assert_eq!(bits(&all), bits(&parts), "{} by {size}", backend.name());
+            }
+            for (channel, w) in w.chunks(k).enumerate() {
+                let own = matmul_bf16(backend, &x, w, k);
+                let column: Vec<f32> = all.iter().copied().skip(channel).step_by(n).collect();
+                assert_eq!(bits(&own), bits(&column), "{} at {channel}", backend.name());
+            }
+        }
+    }
+}
+
 /// The property that makes answers independent of batches, chunks and threads.
 #[test]
 fn an_output_has_the_same_bits_whatever_is_computed_beside_it() {
@@ -144,12 +221,70 @@ fn weighted_sums_equal_the_oracle() {
             (2, 300, 128),
             (1, 0, 8),
             (6, 2, 7),
+            (13, 64, 64),
+            (7, 40, 65),
         ] {
             let (weights, values) = (numbers(rows * terms, 7), numbers(terms * columns, 8));
-            let (mut result, mut expected) = (vec![7.0; rows * columns], vec![7.0; rows * columns]);
-            backend.weighted_sum(&weights, &values, columns, &mut result);
-            Naive.weighted_sum(&weights, &values, columns, &mut expected);
+            let (step, stride) = (terms, columns + 3);
+            let weights = Strided {
+                values: &weights,
+                rows,
+                step,
+            };
+            let (mut result, mut expected) = (vec![7.0; rows * stride], vec![7.0; rows * stride]);
+            backend.weighted_sum(weights, &values, columns, stride, &mut result);
+            Naive.weighted_sum(weights, &values, columns, stride, &mut expected);
             assert_close(backend.name(), &result, &expected, bound(terms));
+            // Fewer values than a row has weights: the rest is not read.
+            let half = terms / 2;
+            let values = &values[..half * columns];
+            backend.weighted_sum(weights, values, columns, stride, &mut result);
+            Naive.weighted_sum(weights, values, columns, stride, &mut expected);
+            assert_close(backend.name(), &result, &expected, bound(terms));
+        }
+    }
+}
+
+/// A score must be the same whether one query meets its key or many.
+#[test]
+fn a_weighted_sum_has_the_same_bits_whatever_is_summed_beside_it() {
+    for backend in implementations() {
+        let (rows, terms, columns) = (13, 33, 85);
+        let (weights, values) = (numbers(rows * terms, 16), numbers(terms * columns, 17));
+        let sum = |weights: &[f32], values: &[f32], columns: usize| {
+            let mut dst = vec![0.0; weights.len() / terms * columns];
+            let weights = Strided {
+                values: weights,
+                rows: weights.len() / terms,
+                step: terms,
+            };
+            backend.weighted_sum(weights, values, columns, columns, &mut dst);
+            bits(&dst)
+        };
+        let all = sum(&weights, &values, columns);
+        let single = weights.chunks(terms);
+        let single: Vec<u32> = single.flat_map(|row| sum(row, &values, columns)).collect();
+        assert_eq!(all, single, "{}", backend.name());
+        let mut turned = vec![0.0; values.len()];
+        backend.transpose(&values, columns, &mut turned);
+        for (column, own) in turned.chunks(terms).enumerate() {
+            let expected: Vec<u32> = all.iter().copied().skip(column).step_by(columns).collect();
+            assert_eq!(sum(&weights, own, 1), expected, "{}", backend.name());
+        }
+    }
+}
+
+#[test]
+fn transposing_moves_every_value() {
+    for backend in implementations() {
+        for (rows, columns) in [(1, 1), (16, 16), (3, 64), (64, 80), (17, 33)] {
+            let values = numbers(rows * columns, 18);
+            let mut turned = vec![0.0; values.len()];
+            backend.transpose(&values, columns, &mut turned);
+            for (index, value) in values.iter().enumerate() {
+                let (row, column) = (index / columns, index % columns);
+                assert_eq!(turned[column * rows + row].to_bits(), value.to_bits());
+            }
         }
     }
 }
@@ -201,14 +336,10 @@ fn roundings_equal_the_oracle_to_the_last_bit() {
     for backend in implementations() {
         for len in [1, 3, 16, 33, 172] {
             let x = numbers(len, 14);
-            let (mut result, mut expected) = (x.clone(), x.clone());
-            backend.round_bf16(&mut result);
-            Naive.round_bf16(&mut expected);
-            assert_eq!(bits(&result), bits(&expected), "{}", backend.name());
-
-            let halves: Vec<bf16> = x.iter().map(|value| bf16::from_f32(*value)).collect();
-            backend.widen(&halves, &mut result);
-            assert_eq!(bits(&result), bits(&expected), "{}", backend.name());
+            let (mut result, mut expected) = (vec![bf16::ONE; len], vec![bf16::ZERO; len]);
+            backend.narrow(&x, &mut result);
+            Naive.narrow(&x, &mut expected);
+            assert_eq!(result, expected, "{}", backend.name());
 
             let row_len = len.next_multiple_of(8);
             let (mut result, mut expected) = (vec![9; row_len], vec![9; row_len]);
@@ -239,9 +370,14 @@ fn a_nan_is_never_hidden() {
             let mut gate = row.clone();
             backend.silu_mul(&mut gate, &[1.0; 17]);
             assert!(gate[position].is_nan(), "{}", backend.name());
-            let mut rounded = row.clone();
-            backend.round_bf16(&mut rounded);
+            let mut rounded = [bf16::ZERO; 17];
+            backend.narrow(&row, &mut rounded);
             assert!(rounded[position].is_nan(), "{}", backend.name());
+            let w = vec![bf16::ONE; 4 * 17];
+            for rows in [1, 20] {
+                let product = matmul_bf16(backend, &row.repeat(rows), &w, 17);
+                assert!(product.iter().all(|x| x.is_nan()), "{}", backend.name());
+            }
             backend.softmax(&mut row);
             assert!(row.iter().all(|x| x.is_nan()), "{}", backend.name());
         }

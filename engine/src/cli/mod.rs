@@ -1,6 +1,7 @@
 //! The commands: each file reads its arguments, calls the library and prints; it decides nothing.
 
 pub mod advise;
+pub mod bench;
 pub mod calibrate;
 pub mod export;
 pub mod fetch;

@@ -38,7 +38,9 @@ mod x86 {
     use half::bf16;
 
     use super::super::packed::{BLOCK, Bits, Int8Rows, Integers, Line};
-    use super::super::{Backend, Matrix, Rotation, Values, check_integers, check_weighted, lanes};
+    use super::super::{
+        Backend, Matrix, Rotation, Strided, Values, check_integers, check_weighted, lanes,
+    };
 
     /// Exists only when the features were seen: the safety of every call below rests on that.
     #[derive(Debug)]
@@ -159,13 +161,18 @@ mod x86 {
     });
 
     #[target_feature(enable = "avx2,fma")]
-    fn weighted_sum(weights: &[f32], values: &[f32], columns: usize, dst: &mut [f32]) {
-        let (_, terms) = check_weighted(weights, values, columns, dst);
-        dst.fill(0.0);
-        for (weights, dst) in weights
-            .chunks_exact(terms.max(1))
-            .zip(dst.chunks_exact_mut(columns))
-        {
+    fn weighted_sum(
+        weights: Strided<'_>,
+        values: &[f32],
+        columns: usize,
+        stride: usize,
+        dst: &mut [f32],
+    ) {
+        let terms = check_weighted(weights, values, columns, stride, dst);
+        for m in 0..weights.rows {
+            let dst = &mut dst[m * stride..][..columns];
+            dst.fill(0.0);
+            let weights = &weights.values[m * weights.step..][..terms];
             for (weight, values) in weights.iter().zip(values.chunks_exact(columns)) {
                 for (dst, value) in dst.iter_mut().zip(values) {
                     *dst = weight.mul_add(*value, *dst);
@@ -329,9 +336,16 @@ mod x86 {
             unsafe { matmul_integers(x, w, channels, stride, dst) }
         }
 
-        fn weighted_sum(&self, weights: &[f32], values: &[f32], columns: usize, dst: &mut [f32]) {
+        fn weighted_sum(
+            &self,
+            weights: Strided<'_>,
+            values: &[f32],
+            columns: usize,
+            stride: usize,
+            dst: &mut [f32],
+        ) {
             // SAFETY: an `Avx2` exists, so its features were detected.
-            unsafe { weighted_sum(weights, values, columns, dst) }
+            unsafe { weighted_sum(weights, values, columns, stride, dst) }
         }
 
         lanes_methods!();

@@ -1,4 +1,4 @@
-//! AVX-512 kernels (F, BW, DQ, VL, and VNNI for INT8): 16 lanes a register, masks for tails.
+//! AVX-512 kernels (F, BW, DQ, VL, VNNI for INT8, and BF16 where there is such a thing): 16 lanes a register, masks for tails.
 //!
 //! A dot product runs over one register of 16 running sums, whatever the tile around it, and is folded in one fixed order: so an output has
 //! the same bits in a batch of any size.
@@ -16,18 +16,23 @@
 )]
 
 #[cfg(target_arch = "x86_64")]
+mod attention;
+#[cfg(target_arch = "x86_64")]
+mod floats;
+#[cfg(target_arch = "x86_64")]
 mod integers;
 
 use super::Backend;
 
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) fn detect() -> Option<&'static dyn Backend> {
-    None
+pub(super) fn detect() -> Vec<&'static dyn Backend> {
+    Vec::new()
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) fn detect() -> Option<&'static dyn Backend> {
-    x86::Avx512::detect().map(|backend| backend as &'static dyn Backend)
+pub(super) fn detect() -> Vec<&'static dyn Backend> {
+    let all = x86::Avx512::detect();
+    all.map(|backend| backend as &'static dyn Backend).collect()
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -41,29 +46,37 @@ mod x86 {
 
     use half::bf16;
 
+    use super::super::bf16::{Bf16Rows, Layout, MANY_ROWS, multiply_widened};
     use super::super::packed::{Int8Rows, Integers};
-    use super::super::{Backend, Matrix, Rotation, Values, check_weighted, lanes};
+    use super::super::{Backend, Matrix, Rotation, Strided, Values, lanes};
 
     /// Exists only when the features were seen: the safety of every call below rests on that.
     #[derive(Debug)]
-    pub(super) struct Avx512(());
+    pub(super) struct Avx512 {
+        /// Whether BF16 is multiplied as such.
+        bf16: bool,
+    }
 
     impl Avx512 {
-        pub(super) fn detect() -> Option<&'static Self> {
-            static BACKEND: Avx512 = Avx512(());
+        /// With BF16 where the machine has it, and without.
+        pub(super) fn detect() -> impl Iterator<Item = &'static Self> {
+            static WITH: Avx512 = Avx512 { bf16: true };
+            static WITHOUT: Avx512 = Avx512 { bf16: false };
             let all = is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512vnni");
-            all.then_some(&BACKEND)
+            let bf16 = all && is_x86_feature_detected!("avx512bf16");
+            let found = [bf16.then_some(&WITH), all.then_some(&WITHOUT)];
+            found.into_iter().flatten()
         }
     }
 
     /// Sums the 16 lanes of four registers, in one fixed order, into the four lanes of the result.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn fold4(a: __m512, b: __m512, c: __m512, d: __m512) -> __m128 {
+    pub(super) fn fold4(a: __m512, b: __m512, c: __m512, d: __m512) -> __m128 {
         let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
         let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
         let low = _mm512_shuffle_ps::<0b01_00_01_00>(ab, cd);
@@ -207,84 +220,11 @@ mod x86 {
     matmul!(matmul_f32, tile_f32, f32, load_f32, load_tail_f32);
     matmul!(matmul_bf16, tile_bf16, bf16, load_bf16, load_tail_bf16);
 
-    /// `M` rows of weights times `C` registers of channels from `column` on; the last register holds `tail` channels.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn weighted_tile<const M: usize, const C: usize>(
-        (weights, terms): (*const f32, usize),
-        values: *const f32,
-        columns: usize,
-        tail: u16,
-        dst: *mut f32,
-    ) {
-        let mut sums = [[_mm512_setzero_ps(); C]; M];
-        // SAFETY: the caller has checked `M` rows of `terms` weights, `terms` rows of `columns` values with `C` registers of channels (the
-        // last one masked), and the same channels of `M` rows of `dst`.
-        unsafe {
-            let weights: [*const f32; M] = std::array::from_fn(|m| weights.add(m * terms));
-            let mut values = values;
-            for n in 0..terms {
-                let mut row = [_mm512_setzero_ps(); C];
-                for c in 0..C {
-                    let keep = if c + 1 == C { tail } else { u16::MAX };
-                    row[c] = _mm512_maskz_loadu_ps(keep, values.add(c * 16));
-                }
-                for m in 0..M {
-                    let weight = _mm512_set1_ps(*weights[m].add(n));
-                    for c in 0..C {
-                        sums[m][c] = _mm512_fmadd_ps(weight, row[c], sums[m][c]);
-                    }
-                }
-                // Wrapping, because behind the last row there may be less than a row.
-                values = values.wrapping_add(columns);
-            }
-            for m in 0..M {
-                for c in 0..C {
-                    let keep = if c + 1 == C { tail } else { u16::MAX };
-                    _mm512_mask_storeu_ps(dst.add(m * columns + c * 16), keep, sums[m][c]);
-                }
-            }
-        }
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn weighted_sum(weights: &[f32], values: &[f32], columns: usize, dst: &mut [f32]) {
-        let (rows, terms) = check_weighted(weights, values, columns, dst);
-        let mut column = 0;
-        while column < columns {
-            let left = columns - column;
-            let width = if left >= 64 { 64 } else { left.min(16) };
-            let tail = if width < 16 { mask(width) } else { u16::MAX };
-            let mut m = 0;
-            while m < rows {
-                let many = m + 4 <= rows;
-                // SAFETY: `check_weighted` saw whole rows; `m + M <= rows` in each arm and `column + width <= columns`.
-                unsafe {
-                    let weights = (weights.as_ptr().add(m * terms), terms);
-                    let (values, dst) = (
-                        values.as_ptr().add(column),
-                        dst.as_mut_ptr().add(m * columns + column),
-                    );
-                    match (many, width == 64) {
-                        (true, true) => weighted_tile::<4, 4>(weights, values, columns, tail, dst),
-                        (true, false) => weighted_tile::<4, 1>(weights, values, columns, tail, dst),
-                        (false, true) => weighted_tile::<1, 4>(weights, values, columns, tail, dst),
-                        (false, false) => {
-                            weighted_tile::<1, 1>(weights, values, columns, tail, dst);
-                        }
-                    }
-                }
-                m += if many { 4 } else { 1 };
-            }
-            column += width;
-        }
-    }
-
     lanes_for!("avx512f,avx512bw,avx512dq,avx512vl");
 
     impl Backend for Avx512 {
         fn name(&self) -> &'static str {
-            "avx512"
+            if self.bf16 { "avx512" } else { "avx512 without bf16" }
         }
 
         fn matmul(&self, x: &[f32], w: Matrix<'_>, stride: usize, dst: &mut [f32]) {
@@ -301,6 +241,27 @@ mod x86 {
             }
         }
 
+        fn bf16_layout(&self, rows: usize) -> Layout {
+            if self.bf16 && rows >= MANY_ROWS {
+                Layout::Lanes
+            } else {
+                Layout::Rows
+            }
+        }
+
+        fn matmul_bf16(&self, x: Bf16Rows<'_>, w: Matrix<'_>, stride: usize, dst: &mut [f32]) {
+            w.check_bf16(&x, stride, dst);
+            match w.values {
+                // SAFETY: with `bf16` its feature was detected.
+                Values::Bf16(values) if self.bf16 => unsafe {
+                    super::floats::matmul(x, values, stride, dst);
+                },
+                _ => multiply_widened(x, w, |x, w, first| {
+                    self.matmul(x, w, stride, &mut dst[first..]);
+                }),
+            }
+        }
+
         fn matmul_integers(
             &self,
             x: Int8Rows<'_>,
@@ -313,9 +274,21 @@ mod x86 {
             unsafe { super::integers::matmul(x, w, channels, stride, dst) }
         }
 
-        fn weighted_sum(&self, weights: &[f32], values: &[f32], columns: usize, dst: &mut [f32]) {
+        fn weighted_sum(
+            &self,
+            weights: Strided<'_>,
+            values: &[f32],
+            columns: usize,
+            stride: usize,
+            dst: &mut [f32],
+        ) {
             // SAFETY: an `Avx512` exists, so its features were detected.
-            unsafe { weighted_sum(weights, values, columns, dst) }
+            unsafe { super::attention::weighted_sum(weights, values, columns, stride, dst) }
+        }
+
+        fn transpose(&self, values: &[f32], columns: usize, dst: &mut [f32]) {
+            // SAFETY: an `Avx512` exists, so its features were detected.
+            unsafe { super::attention::transpose(values, columns, dst) }
         }
 
         lanes_methods!();

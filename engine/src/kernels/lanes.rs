@@ -111,22 +111,19 @@ pub(super) fn silu_mul(gate: &mut [f32], up: &[f32]) {
 }
 
 #[inline(always)]
-pub(super) fn round_bf16(values: &mut [f32]) {
-    for value in values {
-        let bits = value.to_bits();
-        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) & 0xffff_0000;
-        *value = if value.is_nan() {
-            f32::NAN
-        } else {
-            f32::from_bits(rounded)
-        };
-    }
-}
-
-#[inline(always)]
-pub(super) fn widen(values: &[bf16], dst: &mut [f32]) {
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the upper half of a float is 16 bits"
+)]
+pub(super) fn narrow(values: &[f32], dst: &mut [bf16]) {
     for (dst, value) in dst.iter_mut().zip(values) {
-        *dst = f32::from_bits(u32::from(value.to_bits()) << 16);
+        let bits = value.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+        *dst = if value.is_nan() {
+            bf16::NAN
+        } else {
+            bf16::from_bits(rounded as u16)
+        };
     }
 }
 

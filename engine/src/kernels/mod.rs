@@ -9,8 +9,11 @@ mod lanes;
 mod multiversion;
 mod avx2;
 mod avx512;
+pub mod bf16;
 mod naive;
 pub mod packed;
+pub mod peak;
+pub mod pieces;
 mod scalar;
 pub mod threads;
 
@@ -18,8 +21,9 @@ use std::cell::RefCell;
 use std::fmt::Debug;
 use std::ops::Range;
 
-use half::bf16;
 
+use self::bf16::multiply_widened;
+pub use self::bf16::{Bf16Rows, Layout};
 pub use self::naive::Naive;
 pub use self::packed::{Activations, Groups, Int8Rows, Packed};
 use self::packed::{BLOCK, Integers, Kind, Table};
@@ -31,7 +35,7 @@ pub enum Values<'a> {
     /// 32-bit floats.
     F32(&'a [f32]),
     /// The upper half of 32-bit floats: reading one as FP32 is exact.
-    Bf16(&'a [bf16]),
+    Bf16(&'a [half::bf16]),
 }
 
 /// A row-major matrix `[rows, columns]`.
@@ -43,6 +47,17 @@ pub struct Matrix<'a> {
     pub rows: usize,
     /// Inputs of the linear; above 0.
     pub columns: usize,
+}
+
+/// Rows that lie `step` values apart.
+#[derive(Debug, Clone, Copy)]
+pub struct Strided<'a> {
+    /// From the first row's first value on.
+    pub values: &'a [f32],
+    /// How many.
+    pub rows: usize,
+    /// At least a row's length.
+    pub step: usize,
 }
 
 /// The rotary pairs of one position: `cos` and `sin` of each pair's angle, half a head long.
@@ -61,6 +76,19 @@ pub trait Backend: Debug + Send + Sync {
 
     /// `dst[m * stride + n] = Σ x[m, i] * w[n, i]` in FP32, for `m` rows of `x` (`[m, w.columns]`) and all rows `n` of `w`.
     fn matmul(&self, x: &[f32], w: Matrix<'_>, stride: usize, dst: &mut [f32]);
+
+    /// How BF16 activations should lie for [`matmul_bf16`](Self::matmul_bf16), when so many rows are computed at once.
+    fn bf16_layout(&self, _rows: usize) -> Layout {
+        Layout::Rows
+    }
+
+    /// The same for BF16 activations, of any layout; products are exact and summed in FP32.
+    fn matmul_bf16(&self, x: Bf16Rows<'_>, w: Matrix<'_>, stride: usize, dst: &mut [f32]) {
+        w.check_bf16(&x, stride, dst);
+        multiply_widened(x, w, |x, w, first| {
+            self.matmul(x, w, stride, &mut dst[first..]);
+        });
+    }
 
     /// The same for INT8 activations and weights on a grid, as [`packed`]'s `integers.rs` defines it to the last bit. Computes the output
     /// channels `channels`, which start at a multiple of 16; `dst[m * stride + n]` is channel `channels.start + n`.
@@ -97,8 +125,26 @@ pub trait Backend: Debug + Send + Sync {
         }
     }
 
-    /// `dst[m, c] = Σ weights[m, n] * values[n, c]`, `values` being `[n, columns]`.
-    fn weighted_sum(&self, weights: &[f32], values: &[f32], columns: usize, dst: &mut [f32]);
+    /// `dst[m * stride + c] = Σ weights[m, n] * values[n, c]` for the rows of `weights`, `values` being `[n, columns]`. Sums go from the first
+    /// value to the last.
+    fn weighted_sum(
+        &self,
+        weights: Strided<'_>,
+        values: &[f32],
+        columns: usize,
+        stride: usize,
+        dst: &mut [f32],
+    );
+
+    /// `dst[c, n] = values[n, c]`, `values` being `[n, columns]`.
+    fn transpose(&self, values: &[f32], columns: usize, dst: &mut [f32]) {
+        let rows = values.len() / columns;
+        for (n, row) in values.chunks_exact(columns).enumerate() {
+            for (c, value) in row.iter().enumerate() {
+                dst[c * rows + n] = *value;
+            }
+        }
+    }
 
     /// Softmax of a row in place. A NaN makes the row NaN.
     fn softmax(&self, row: &mut [f32]);
@@ -130,11 +176,8 @@ pub trait Backend: Debug + Send + Sync {
         }
     }
 
-    /// Rounds to the nearest BF16 value, ties to even; the result stays FP32.
-    fn round_bf16(&self, values: &mut [f32]);
-
-    /// BF16 to FP32, exact.
-    fn widen(&self, values: &[bf16], dst: &mut [f32]);
+    /// Rounds to the nearest BF16 value, ties to even; both slices are of one length.
+    fn narrow(&self, values: &[f32], dst: &mut [half::bf16]);
 
     /// Rounds one row to symmetric INT8. Returns its scale and the sum of its integers; a NaN or an infinity makes the scale NaN.
     fn quantise_row(&self, x: &[f32], dst: &mut [i8]) -> (f32, i32);
@@ -168,6 +211,26 @@ impl<'a> Matrix<'a> {
 
     /// Panics when the operands of a product do not fit: every unsafe kernel relies on it.
     fn check(&self, x: &[f32], stride: usize, dst: &[f32]) {
+        self.check_whole();
+        assert!(
+            x.len().is_multiple_of(self.columns),
+            "the activations must be whole rows"
+        );
+        check_dst(x.len() / self.columns, self.rows, stride, dst);
+    }
+
+    /// The same for BF16 activations.
+    fn check_bf16(&self, x: &Bf16Rows<'_>, stride: usize, dst: &[f32]) {
+        self.check_whole();
+        assert!(
+            x.columns == self.columns
+                && x.values.len().is_multiple_of(x.layout.row_len(x.columns)),
+            "the activations must be whole rows"
+        );
+        check_dst(x.rows(), self.rows, stride, dst);
+    }
+
+    fn check_whole(&self) {
         let len = match self.values {
             Values::F32(values) => values.len(),
             Values::Bf16(values) => values.len(),
@@ -176,11 +239,6 @@ impl<'a> Matrix<'a> {
             self.columns > 0 && len == self.rows * self.columns,
             "the weights must be whole"
         );
-        assert!(
-            x.len().is_multiple_of(self.columns),
-            "the activations must be whole rows"
-        );
-        check_dst(x.len() / self.columns, self.rows, stride, dst);
     }
 }
 
@@ -242,14 +300,27 @@ fn read_and_multiply(
     });
 }
 
-fn check_weighted(weights: &[f32], values: &[f32], columns: usize, dst: &[f32]) -> (usize, usize) {
+/// Panics when the operands do not fit: every unsafe kernel relies on it. Returns how many values each row weighs.
+fn check_weighted(
+    weights: Strided<'_>,
+    values: &[f32],
+    columns: usize,
+    stride: usize,
+    dst: &[f32],
+) -> usize {
     assert!(
-        columns > 0 && values.len().is_multiple_of(columns) && dst.len().is_multiple_of(columns),
+        columns > 0 && values.len().is_multiple_of(columns),
         "values must be whole rows"
     );
-    let (rows, terms) = (dst.len() / columns, values.len() / columns);
-    assert_eq!(weights.len(), rows * terms, "one weight a row and value");
-    (rows, terms)
+    let terms = values.len() / columns;
+    assert!(
+        weights.step >= terms
+            && (weights.rows == 0
+                || weights.values.len() >= (weights.rows - 1) * weights.step + terms),
+        "one weight a row and value"
+    );
+    check_dst(weights.rows, columns, stride, dst);
+    terms
 }
 
 /// Every implementation that this machine can run, the fastest first, the oracle last.

@@ -24,13 +24,8 @@ macro_rules! lanes_for {
         }
 
         #[target_feature(enable = $features)]
-        fn round_bf16(values: &mut [f32]) {
-            lanes::round_bf16(values);
-        }
-
-        #[target_feature(enable = $features)]
-        fn widen(values: &[bf16], dst: &mut [f32]) {
-            lanes::widen(values, dst);
+        fn narrow(values: &[f32], dst: &mut [bf16]) {
+            lanes::narrow(values, dst);
         }
 
         #[target_feature(enable = $features)]
@@ -63,14 +58,9 @@ macro_rules! lanes_methods {
             unsafe { silu_mul(gate, up) }
         }
 
-        fn round_bf16(&self, values: &mut [f32]) {
+        fn narrow(&self, values: &[f32], dst: &mut [bf16]) {
             // SAFETY: `self` exists, so its features were detected.
-            unsafe { round_bf16(values) }
-        }
-
-        fn widen(&self, values: &[bf16], dst: &mut [f32]) {
-            // SAFETY: `self` exists, so its features were detected.
-            unsafe { widen(values, dst) }
+            unsafe { narrow(values, dst) }
         }
 
         fn quantise_row(&self, x: &[f32], dst: &mut [i8]) -> (f32, i32) {

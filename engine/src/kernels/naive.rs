@@ -10,7 +10,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::packed::{BLOCK, Int8Rows, Integers};
-use super::{Backend, Matrix, Rotation, Values, check_integers, check_weighted};
+use super::{Backend, Matrix, Rotation, Strided, Values, check_integers, check_weighted};
 
 /// See the file's comment.
 #[derive(Debug)]
@@ -74,14 +74,22 @@ impl Backend for Naive {
         }
     }
 
-    fn weighted_sum(&self, weights: &[f32], values: &[f32], columns: usize, dst: &mut [f32]) {
-        let (rows, terms) = check_weighted(weights, values, columns, dst);
-        for m in 0..rows {
+    fn weighted_sum(
+        &self,
+        weights: Strided<'_>,
+        values: &[f32],
+        columns: usize,
+        stride: usize,
+        dst: &mut [f32],
+    ) {
+        let terms = check_weighted(weights, values, columns, stride, dst);
+        for m in 0..weights.rows {
             for c in 0..columns {
+                let weight = |n: usize| f64::from(weights.values[m * weights.step + n]);
                 let sum: f64 = (0..terms)
-                    .map(|n| f64::from(weights[m * terms + n]) * f64::from(values[n * columns + c]))
+                    .map(|n| weight(n) * f64::from(values[n * columns + c]))
                     .sum();
-                dst[m * columns + c] = sum as f32;
+                dst[m * stride + c] = sum as f32;
             }
         }
     }
@@ -121,15 +129,9 @@ impl Backend for Naive {
         }
     }
 
-    fn round_bf16(&self, values: &mut [f32]) {
-        for value in values {
-            *value = bf16::from_f32(*value).to_f32();
-        }
-    }
-
-    fn widen(&self, values: &[bf16], dst: &mut [f32]) {
+    fn narrow(&self, values: &[f32], dst: &mut [bf16]) {
         for (dst, value) in dst.iter_mut().zip(values) {
-            *dst = value.to_f32();
+            *dst = bf16::from_f32(*value);
         }
     }
 

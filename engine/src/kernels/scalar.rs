@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::packed::{BLOCK, Bits, Int8Rows, Integers, Line};
-use super::{Backend, Matrix, Rotation, Values, check_integers, check_weighted, lanes};
+use super::{Backend, Matrix, Rotation, Strided, Values, check_integers, check_weighted, lanes};
 
 const LANES: usize = 8;
 
@@ -108,13 +108,19 @@ impl Backend for Scalar {
         }
     }
 
-    fn weighted_sum(&self, weights: &[f32], values: &[f32], columns: usize, dst: &mut [f32]) {
-        let (_, terms) = check_weighted(weights, values, columns, dst);
-        dst.fill(0.0);
-        for (weights, dst) in weights
-            .chunks_exact(terms.max(1))
-            .zip(dst.chunks_exact_mut(columns))
-        {
+    fn weighted_sum(
+        &self,
+        weights: Strided<'_>,
+        values: &[f32],
+        columns: usize,
+        stride: usize,
+        dst: &mut [f32],
+    ) {
+        let terms = check_weighted(weights, values, columns, stride, dst);
+        for m in 0..weights.rows {
+            let dst = &mut dst[m * stride..][..columns];
+            dst.fill(0.0);
+            let weights = &weights.values[m * weights.step..][..terms];
             for (weight, values) in weights.iter().zip(values.chunks_exact(columns)) {
                 for (dst, value) in dst.iter_mut().zip(values) {
                     *dst += weight * value;
@@ -139,12 +145,8 @@ impl Backend for Scalar {
         lanes::silu_mul(gate, up);
     }
 
-    fn round_bf16(&self, values: &mut [f32]) {
-        lanes::round_bf16(values);
-    }
-
-    fn widen(&self, values: &[bf16], dst: &mut [f32]) {
-        lanes::widen(values, dst);
+    fn narrow(&self, values: &[f32], dst: &mut [bf16]) {
+        lanes::narrow(values, dst);
     }
 
     fn quantise_row(&self, x: &[f32], dst: &mut [i8]) -> (f32, i32) {

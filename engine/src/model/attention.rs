@@ -3,11 +3,13 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use crate::kernels::{Backend, Matrix, Values};
+use crate::kernels::{Backend, Strided};
 use crate::kv::{HeadCache, Received, hadamard};
 
-/// Query tokens that are answered at once.
-const TILE: usize = 16;
+/// Rows of scores (one a query head and token) that are held at once: with 4,096 keys 384 KiB, which stays in the second-level cache.
+const ROWS: usize = 24;
+/// Keys that are transposed together: with 64 channels 16 KiB, which stays in the first-level cache while the rows of a tile pass by.
+const PANEL: usize = 64;
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
@@ -16,6 +18,8 @@ thread_local! {
 #[derive(Default)]
 struct Scratch {
     keys: Vec<f32>,
+    /// The keys panel by panel, `[head_dim, keys of the panel]` each. A panel is either of quantised keys or of others.
+    panels: Vec<f32>,
     values: Vec<f32>,
     queries: Vec<f32>,
     /// The queries as quantised keys are stored.
@@ -23,6 +27,22 @@ struct Scratch {
     weights: Vec<f32>,
     /// Attention a key, in [`Received`]'s unit.
     received: Vec<u64>,
+}
+
+impl Scratch {
+    fn transpose(
+        &mut self,
+        backend: &dyn Backend,
+        panels: impl Iterator<Item = Range<usize>>,
+        head_dim: usize,
+    ) {
+        self.panels.resize(self.keys.len(), 0.0);
+        for keys in panels {
+            let own = keys.start * head_dim..keys.end * head_dim;
+            let panel = &mut self.panels[own.clone()];
+            backend.transpose(&self.keys[own], head_dim, panel);
+        }
+    }
 }
 
 /// Sizes that all tasks share.
@@ -98,14 +118,27 @@ impl Task<'_> {
             self.head.read(&mut scratch.keys, &mut scratch.values);
             scratch.received.clear();
             scratch.received.resize(self.head.len(), 0);
+            scratch.transpose(backend, self.panels(), head_dim);
             let tokens = self.dst.len() / (group * head_dim);
-            for first in (0..tokens).step_by(TILE) {
-                self.tile(backend, scratch, start, first..tokens.min(first + TILE));
+            let tile = (ROWS / group).max(1);
+            for first in (0..tokens).step_by(tile) {
+                self.tile(backend, scratch, start, first..tokens.min(first + tile));
             }
             if self.watch {
                 self.count(&scratch.received, start, tokens);
             }
         });
+    }
+
+    /// The keys of each panel.
+    fn panels(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (quantised, len) = (self.head.quantised(), self.head.len());
+        let cut = |from: usize, to: usize| {
+            (from..to)
+                .step_by(PANEL)
+                .map(move |first| first..to.min(first + PANEL))
+        };
+        cut(0, quantised).chain(cut(quantised, len))
     }
 
     /// Answers the queries of a few tokens. All rows see the keys up to the last token's; weights of keys that a row may not see, because they
@@ -120,33 +153,45 @@ impl Task<'_> {
         let Shape {
             group, head_dim, ..
         } = self.shape;
-        let visible = start + tokens.end;
+        let (visible, quantised) = (start + tokens.end, self.head.quantised());
         self.scaled_queries(scratch, tokens.clone());
-        scratch.weights.resize(tokens.len() * group * visible, 0.0);
-        let weights = &mut scratch.weights[..];
-        let keys = |range: Range<usize>| Matrix {
-            values: Values::F32(&scratch.keys[range.start * head_dim..range.end * head_dim]),
-            rows: range.len(),
-            columns: head_dim,
-        };
-        let quantised = self.head.quantised();
-        backend.matmul(&scratch.rotated, keys(0..quantised), visible, weights);
-        backend.matmul(
-            &scratch.queries,
-            keys(quantised..visible),
-            visible,
-            &mut weights[quantised..],
+        let panels = || self.panels().take_while(|keys| keys.start < visible);
+        // Whole panels are multiplied, so that a row ends where the last of them does.
+        let (step, rows) = (
+            panels().last().map_or(visible, |keys| keys.end),
+            tokens.len() * group,
         );
+        scratch.weights.resize(rows * step, 0.0);
+        let weights = &mut scratch.weights[..];
+        for keys in panels() {
+            let queries = Strided {
+                values: if keys.start < quantised {
+                    &scratch.rotated
+                } else {
+                    &scratch.queries
+                },
+                rows,
+                step: head_dim,
+            };
+            let panel = &scratch.panels[keys.start * head_dim..keys.end * head_dim];
+            backend.weighted_sum(
+                queries,
+                panel,
+                keys.len(),
+                step,
+                &mut weights[keys.start..],
+            );
+        }
         if let Some(cap) = self.shape.cap {
             backend.soft_cap(weights, cap);
         }
-        for (row, weights) in weights.chunks_exact_mut(visible).enumerate() {
+        for (row, weights) in weights.chunks_exact_mut(step).enumerate() {
             let position = start + tokens.start + row / group;
             let first = self.shape.first_seen(position);
             let (seen, hidden) = weights.split_at_mut(position + 1);
             let (left, seen) = seen.split_at_mut(first);
             backend.softmax(seen);
-            hidden.fill(0.0);
+            hidden[..visible - position - 1].fill(0.0);
             left.fill(0.0);
             if self.watch {
                 let visible = seen.len() as u64;
@@ -157,12 +202,13 @@ impl Task<'_> {
             }
         }
         let dst = &mut self.dst[tokens.start * group * head_dim..tokens.end * group * head_dim];
-        backend.weighted_sum(
-            weights,
-            &scratch.values[..visible * head_dim],
-            head_dim,
-            dst,
-        );
+        let weights = Strided {
+            values: weights,
+            rows,
+            step,
+        };
+        let values = &scratch.values[..visible * head_dim];
+        backend.weighted_sum(weights, values, head_dim, head_dim, dst);
     }
 
     /// Tells the cache what each key received. Key `j` was seen by the queries of all tokens from `j` on whose window reaches it.

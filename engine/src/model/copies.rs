@@ -90,6 +90,15 @@ impl Layer {
 }
 
 impl Weights {
+    /// What one token reads: the head and one copy of the block linears.
+    pub(super) fn read_bytes(&self, quantised: bool) -> usize {
+        let linear = |linear: &Linear| match &linear.quantised {
+            Some(copy) if quantised => copy.bytes(),
+            _ => linear.weight.read_bytes(),
+        };
+        self.head().read_bytes() + self.linears().map(linear).sum::<usize>()
+    }
+
     /// What the plan keeps in memory.
     pub(super) fn bytes(&self, plan: &PrecisionPlan) -> WeightBytes {
         let norms: usize = self

@@ -6,6 +6,7 @@ use mixquant_crds::Digest;
 use sha2::{Digest as _, Sha256};
 
 use super::checkpoint::Checkpoint;
+use super::config::Config;
 use crate::{Error, Result};
 
 /// Read when they exist; weights are added.
@@ -44,6 +45,11 @@ pub(super) fn of_model(path: &Path, checkpoint: &dyn Checkpoint) -> Result<Diges
     }
     lines.sort_unstable();
     Ok(Digest::of_bytes(lines.concat().as_bytes()))
+}
+
+/// What stands for the digest of weights that no file holds: no file has it, for files are hashed by lines with their names.
+pub(super) fn of_no_file(config: &Config) -> Digest {
+    Digest::of_bytes(format!("{config:?}").as_bytes())
 }
 
 fn line(bytes: &[u8], name: &str) -> String {

@@ -16,6 +16,9 @@ use crate::{Error, Result};
 /// Rows of elementwise work that one thread takes at once.
 const ROWS: usize = 16;
 
+/// Values that one thread adds at once.
+const ADDED: usize = 1 << 14;
+
 impl Arithmetic {
     pub(super) fn precise(scheme: DecodeScheme) -> Self {
         match scheme {
@@ -168,15 +171,13 @@ impl Model {
             backend,
             &layer.q,
             &mut input,
-            &mut ws.scratch,
             &mut ws.query,
         );
-        linear(backend, &layer.k, &mut input, &mut ws.scratch, &mut ws.key);
+        linear(backend, &layer.k, &mut input, &mut ws.key);
         linear(
             backend,
             &layer.v,
             &mut input,
-            &mut ws.scratch,
             &mut ws.value,
         );
         if let Some(norms) = &layer.head_norms {
@@ -204,7 +205,6 @@ impl Model {
             backend,
             &layer.o,
             &mut input,
-            &mut ws.scratch,
             &mut ws.update,
         );
         if let Some(norm) = &layer.attention_post_norm {
@@ -312,10 +312,9 @@ impl Model {
             backend,
             &layer.gate,
             &mut input,
-            &mut ws.scratch,
             &mut ws.gate,
         );
-        linear(backend, &layer.up, &mut input, &mut ws.scratch, &mut ws.up);
+        linear(backend, &layer.up, &mut input, &mut ws.up);
         let rows = ws
             .gate
             .par_chunks_mut(ROWS * ffn)
@@ -331,7 +330,6 @@ impl Model {
             backend,
             &layer.down,
             &mut input,
-            &mut ws.scratch,
             &mut ws.update,
         );
         if let Some(norm) = &layer.mlp_post_norm {
@@ -368,7 +366,6 @@ impl Model {
             self.backend,
             self.weights.head(),
             &mut input,
-            &mut ws.scratch,
             &mut ws.logits,
         );
         if let Some(cap) = self.config.logit_cap {
@@ -414,19 +411,17 @@ fn rotate(
     width: usize,
     rows: &mut [f32],
 ) {
-    for ((row, cos), sin) in rows
-        .chunks_exact_mut(width)
-        .zip(cos.chunks_exact(half))
-        .zip(sin.chunks_exact(half))
-    {
-        backend.rope(row, Rotation { cos, sin });
-    }
+    rows.par_chunks_exact_mut(width)
+        .zip(cos.par_chunks_exact(half))
+        .zip(sin.par_chunks_exact(half))
+        .with_min_len(ROWS)
+        .for_each(|((row, cos), sin)| backend.rope(row, Rotation { cos, sin }));
 }
 
 fn add(x: &mut [f32], update: &[f32]) {
-    x.iter_mut()
-        .zip(update)
-        .for_each(|(x, update)| *x += update);
+    x.par_chunks_mut(ADDED)
+        .zip(update.par_chunks(ADDED))
+        .for_each(|(x, update)| x.iter_mut().zip(update).for_each(|(x, y)| *x += y));
 }
 
 /// The tap for one more call.

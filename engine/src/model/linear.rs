@@ -4,29 +4,25 @@
 //! An [`Input`] prepares its rows once for all linears that want them in the same form.
 
 use std::cell::RefCell;
-use std::ops::Range;
 
+use half::bf16;
 use rayon::prelude::*;
 
 use super::weight::Weight;
 use super::weights::Linear;
-use crate::kernels::{Activations, Backend, Groups, Int8Rows, Matrix, Packed, Values};
+use crate::kernels::bf16::{MANY_ROWS, widened_panels};
+use crate::kernels::{
+    Activations, Backend, Bf16Rows, Groups, Int8Rows, Layout, Matrix, Packed, Values, pieces,
+};
 
-/// From so many rows on, BF16 weights are widened panel by panel and work is split by rows.
-const MANY_ROWS: usize = 16;
-/// Rows of one piece.
-const ROWS: usize = 128;
+/// Rows of one piece: their inputs stay in the last-level cache while the weights pass by.
+const ROWS: usize = 512;
 /// Output channels of one piece; a multiple of [`BLOCK`](crate::kernels::packed::BLOCK).
 const COLUMNS: usize = 64;
-/// Output channels that are widened at once: with 2,048 inputs 256 KiB, which stays in the second-level cache.
+/// Output channels that are read to FP32 at once: with 2,048 inputs 256 KiB, which stays in the second-level cache.
 const PANEL: usize = 32;
 /// Rows that one thread prepares at once.
 const PREPARED_ROWS: usize = 16;
-
-thread_local! {
-    /// The widened panel.
-    static WIDENED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-}
 
 /// How dense linears take their inputs, and which copy of the weights computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,8 +46,9 @@ pub(super) struct Input<'a> {
 /// The forms of an input that linears asked for. Buffers grow and are reused.
 #[derive(Debug, Default)]
 pub(super) struct Prepared {
-    rounded: Option<Vec<f32>>,
-    spare: Vec<f32>,
+    /// Rounded to BF16 and laid out as the backend wants it.
+    halves: Vec<bf16>,
+    layout: Option<Layout>,
     /// Columns in another order, or divided by what quantised weights were multiplied with.
     arranged: Vec<f32>,
     int8: Option<(Groups, Option<Vec<u32>>)>,
@@ -68,10 +65,7 @@ impl<'a> Input<'a> {
         columns: usize,
         prepared: &'a mut Prepared,
     ) -> Self {
-        prepared.int8 = None;
-        if let Some(rounded) = prepared.rounded.take() {
-            prepared.spare = rounded;
-        }
+        (prepared.int8, prepared.layout) = (None, None);
         Self {
             arithmetic,
             x,
@@ -84,23 +78,32 @@ impl<'a> Input<'a> {
         self.x.len() / self.columns
     }
 
-    /// The rows as dense weights take them.
-    fn dense(&mut self, backend: &dyn Backend) -> &[f32] {
-        if self.arithmetic != Arithmetic::Bf16 {
-            return self.x;
-        }
+    /// The rows rounded to BF16.
+    fn rounded(&mut self, backend: &dyn Backend) -> Bf16Rows<'_> {
+        let (x, columns, rows) = (self.x, self.columns, self.rows());
         let prepared = &mut *self.prepared;
-        let (x, piece) = (self.x, PREPARED_ROWS * self.columns);
-        prepared.rounded.get_or_insert_with(|| {
-            let mut rounded = std::mem::take(&mut prepared.spare);
-            rounded.resize(x.len(), 0.0);
-            let rows = rounded.par_chunks_mut(piece).zip(x.par_chunks(piece));
-            rows.for_each(|(rounded, x)| {
-                rounded.copy_from_slice(x);
-                backend.round_bf16(rounded);
-            });
-            rounded
-        })
+        let layout = *prepared.layout.get_or_insert_with(|| {
+            let layout = backend.bf16_layout(rows);
+            let len = layout.row_len(columns);
+            prepared.halves.resize(rows * len, bf16::ZERO);
+            let parts = prepared.halves.par_chunks_mut(PREPARED_ROWS * len);
+            let parts = parts.zip(x.par_chunks(PREPARED_ROWS * columns));
+            parts.for_each_init(
+                || vec![bf16::ZERO; columns],
+                |row, (dst, x)| {
+                    for (dst, x) in dst.chunks_exact_mut(len).zip(x.chunks_exact(columns)) {
+                        backend.narrow(x, row);
+                        layout.arrange(row, dst);
+                    }
+                },
+            );
+            layout
+        });
+        Bf16Rows {
+            values: &prepared.halves,
+            columns,
+            layout,
+        }
     }
 
     /// The rows as packed weights take them.
@@ -194,12 +197,11 @@ fn arranged<'a>(
     dst
 }
 
-/// `dst = linear(input)`, `dst` being `[rows, out_features]`. `scratch` holds columns of small batches.
+/// `dst = linear(input)`, `dst` being `[rows, out_features]`.
 pub(super) fn linear(
     backend: &dyn Backend,
     linear: &Linear,
     input: &mut Input<'_>,
-    scratch: &mut Vec<f32>,
     dst: &mut [f32],
 ) {
     if input.arithmetic == Arithmetic::Quantised {
@@ -212,11 +214,11 @@ pub(super) fn linear(
             &made
         };
         let scale = linear.input_scale.as_deref();
-        matmul_packed(backend, (weights, scale), input, scratch, dst);
+        matmul_packed(backend, (weights, scale), input, dst);
     } else if let Some(simulated) = &linear.simulated {
-        simulated.run(backend, input.x, scratch, dst);
+        simulated.run(backend, input.x, dst);
     } else {
-        product(backend, &linear.weight, input, scratch, dst);
+        product(backend, &linear.weight, input, dst);
     }
     if let Some(bias) = &linear.bias {
         for row in dst.chunks_exact_mut(bias.len()) {
@@ -232,51 +234,42 @@ pub(super) fn product(
     backend: &dyn Backend,
     weight: &Weight,
     input: &mut Input<'_>,
-    scratch: &mut Vec<f32>,
     dst: &mut [f32],
 ) {
     match weight {
-        Weight::Dense(tensor) => matmul(backend, tensor.matrix(), input, scratch, dst),
+        Weight::Dense(tensor) => matmul(backend, tensor.matrix(), input, dst),
         Weight::Packed(packed) if input.arithmetic == Arithmetic::Fp32 => {
-            matmul_read(backend, packed, input, scratch, dst);
+            matmul_read(backend, packed, input, dst);
         }
-        Weight::Packed(packed) => matmul_packed(backend, (packed, None), input, scratch, dst),
+        Weight::Packed(packed) => matmul_packed(backend, (packed, None), input, dst),
     }
 }
 
 /// Packed weights, read panel by panel, times FP32 inputs.
-fn matmul_read(
-    backend: &dyn Backend,
-    w: &Packed,
-    input: &Input<'_>,
-    scratch: &mut Vec<f32>,
-    dst: &mut [f32],
-) {
+fn matmul_read(backend: &dyn Backend, w: &Packed, input: &Input<'_>, dst: &mut [f32]) {
+    thread_local! {
+        static READ: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    }
     let (k, x) = (input.columns, input.x);
-    split(
-        input.rows(),
-        w.out_features(),
-        scratch,
-        dst,
-        |rows, columns, stride, dst| {
-            let x = &x[rows.start * k..rows.end * k];
-            WIDENED.with_borrow_mut(|panel| {
-                for first in columns.clone().step_by(PANEL) {
-                    let rows = PANEL.min(columns.end - first);
-                    panel.resize(rows * k, 0.0);
-                    for (row, dst) in (first..).zip(panel.chunks_exact_mut(k)) {
-                        w.dequantise_row(row, dst);
-                    }
-                    let matrix = Matrix {
-                        values: Values::F32(panel),
-                        rows,
-                        columns: k,
-                    };
-                    backend.matmul(x, matrix, stride, &mut dst[first - columns.start..]);
+    let shape = (input.rows(), w.out_features());
+    pieces::compute(dst, shape, (ROWS, COLUMNS), |rows, columns, dst| {
+        let x = &x[rows.start * k..rows.end * k];
+        READ.with_borrow_mut(|panel| {
+            for first in columns.clone().step_by(PANEL) {
+                let rows = PANEL.min(columns.end - first);
+                panel.resize(rows * k, 0.0);
+                for (row, dst) in (first..).zip(panel.chunks_exact_mut(k)) {
+                    w.dequantise_row(row, dst);
                 }
-            });
-        },
-    );
+                let matrix = Matrix {
+                    values: Values::F32(panel),
+                    rows,
+                    columns: k,
+                };
+                backend.matmul(x, matrix, columns.len(), &mut dst[first - columns.start..]);
+            }
+        });
+    });
 }
 
 /// `dst = (x / scale) · wᵀ` for packed weights, `dst` being `[rows, w.out_features()]`.
@@ -284,20 +277,15 @@ pub(super) fn matmul_packed(
     backend: &dyn Backend,
     (w, scale): (&Packed, Option<&[f32]>),
     input: &mut Input<'_>,
-    scratch: &mut Vec<f32>,
     dst: &mut [f32],
 ) {
     let (rows, k) = (input.rows(), input.columns);
     let x = input.packed(backend, (w, scale));
-    split(
-        rows,
-        w.out_features(),
-        scratch,
-        dst,
-        |rows, columns, stride, dst| {
-            backend.matmul_packed(x.slice(rows, k), w, columns, stride, dst);
-        },
-    );
+    let shape = (rows, w.out_features());
+    pieces::compute(dst, shape, (ROWS, COLUMNS), |rows, columns, dst| {
+        let width = columns.len();
+        backend.matmul_packed(x.slice(rows, k), w, columns, width, dst);
+    });
 }
 
 /// `dst = x · wᵀ` for dense weights, `dst` being `[rows, w.rows]`.
@@ -305,86 +293,25 @@ pub(super) fn matmul(
     backend: &dyn Backend,
     w: Matrix<'_>,
     input: &mut Input<'_>,
-    scratch: &mut Vec<f32>,
     dst: &mut [f32],
 ) {
-    let k = w.columns;
-    let x = input.dense(backend);
-    split(
-        x.len() / k,
-        w.rows,
-        scratch,
-        dst,
-        |rows, columns, stride, dst| {
-            let x = &x[rows.start * k..rows.end * k];
-            match w.values {
-                Values::Bf16(_) if rows.len() >= MANY_ROWS => {
-                    widened(backend, w.slice(columns.start, columns.end), x, stride, dst);
-                }
-                _ => backend.matmul(x, w.slice(columns.start, columns.end), stride, dst),
-            }
-        },
-    );
-}
-
-/// The same, after widening the weights panel by panel: the widening is exact, so the result is the same too.
-fn widened(backend: &dyn Backend, w: Matrix<'_>, x: &[f32], stride: usize, dst: &mut [f32]) {
-    WIDENED.with_borrow_mut(|panel| {
-        panel.resize(PANEL * w.columns, 0.0);
-        for start in (0..w.rows).step_by(PANEL) {
-            let rows = PANEL.min(w.rows - start);
-            let part = w.slice(start, start + rows);
-            let panel = &mut panel[..rows * w.columns];
-            if let Values::Bf16(values) = part.values {
-                backend.widen(values, panel);
-            }
-            backend.matmul(
-                x,
-                Matrix {
-                    values: Values::F32(panel),
-                    ..part
-                },
-                stride,
-                &mut dst[start..],
-            );
+    let (k, shape) = (w.columns, (input.rows(), w.rows));
+    let size = (ROWS, COLUMNS);
+    if input.arithmetic == Arithmetic::Bf16 {
+        let x = input.rounded(backend);
+        return pieces::compute(dst, shape, size, |rows, columns, dst| {
+            let w = w.slice(columns.start, columns.end);
+            backend.matmul_bf16(x.slice(rows), w, columns.len(), dst);
+        });
+    }
+    let x = input.x;
+    pieces::compute(dst, shape, size, |rows, columns, dst| {
+        let (width, x) = (columns.len(), &x[rows.start * k..rows.end * k]);
+        let w = w.slice(columns.start, columns.end);
+        if rows.len() < MANY_ROWS {
+            backend.matmul(x, w, width, dst);
+        } else {
+            widened_panels(w, |w, first| backend.matmul(x, w, width, &mut dst[first..]));
         }
     });
-}
-
-/// Calls `work(rows, columns, stride, dst)` for pieces of a `[rows, columns]` result: by rows when there are many, else by columns.
-fn split(
-    rows: usize,
-    columns: usize,
-    scratch: &mut Vec<f32>,
-    dst: &mut [f32],
-    work: impl Fn(Range<usize>, Range<usize>, usize, &mut [f32]) + Sync,
-) {
-    if rows >= MANY_ROWS {
-        dst.par_chunks_mut(ROWS * columns)
-            .enumerate()
-            .for_each(|(piece, dst)| {
-                let start = piece * ROWS;
-                work(start..start + dst.len() / columns, 0..columns, columns, dst);
-            });
-        return;
-    }
-    let by_columns = |(piece, dst): (usize, &mut [f32])| {
-        let (start, width) = (piece * COLUMNS, dst.len() / rows);
-        work(0..rows, start..start + width, width, dst);
-    };
-    if rows == 1 {
-        dst.par_chunks_mut(COLUMNS).enumerate().for_each(by_columns);
-        return;
-    }
-    scratch.resize(rows * columns, 0.0);
-    scratch
-        .par_chunks_mut(COLUMNS * rows)
-        .enumerate()
-        .for_each(by_columns);
-    for (piece, part) in scratch.chunks(COLUMNS * rows).enumerate() {
-        let width = part.len() / rows;
-        for (row, part) in part.chunks_exact(width).enumerate() {
-            dst[row * columns + piece * COLUMNS..][..width].copy_from_slice(part);
-        }
-    }
 }

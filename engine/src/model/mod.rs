@@ -24,6 +24,7 @@ use mixquant_crds::{DecodeScheme, Digest, KvCacheMode, PrecisionPlan, WeightCopi
 
 pub use self::blockwise::StoredLinear;
 pub(crate) use self::checkpoint::{SHARD_INDEX, SINGLE_SHARD, shards_of_index};
+use self::checkpoint::{Checkpoint, Random, Requantised};
 pub use self::config::Config;
 use self::copies::Rounded;
 pub use self::copies::WeightBytes;
@@ -36,6 +37,7 @@ use crate::formats::gguf::TokenizerFiles;
 use crate::kernels::{self, Backend};
 use crate::kv::Layout;
 pub use crate::kv::{Importance, KvCache};
+use crate::quant::WeightFormat;
 pub use crate::quant::{QuantisedLinear, QuantisedLinears};
 use crate::{Error, Result};
 
@@ -151,8 +153,38 @@ impl Model {
     /// The file or tensor that cannot be used, and what to do about it.
     pub fn open(path: &Path) -> Result<Self> {
         let (config, checkpoint) = checkpoint::open(path)?;
-        let mut weights = Weights::open(&*checkpoint, &config)?;
-        let digest = digest::of_model(path, &*checkpoint)?;
+        let digest = || digest::of_model(path, &*checkpoint);
+        Self::build(config, &*checkpoint, digest)
+    }
+
+    /// The model at `path` with its block linears rounded to nearest, whatever its files store: a measurement of that scheme. Its digest is
+    /// that of its configuration alone, so it is nobody's model.
+    ///
+    /// # Errors
+    /// As [`Model::open`].
+    pub fn open_as(path: &Path, weights: WeightFormat) -> Result<Self> {
+        let (config, stored) = checkpoint::open(path)?;
+        let stored = &*stored;
+        let digest = digest::of_no_file(&config);
+        Self::build(config, &Requantised { stored, weights }, || Ok(digest))
+    }
+
+    /// Random weights of a shape: block linears in BF16, or as `weights` says.
+    ///
+    /// # Errors
+    /// A shape that the scheme cannot have.
+    pub fn random(config: Config, weights: Option<WeightFormat>) -> Result<Self> {
+        let digest = digest::of_no_file(&config);
+        Self::build(config, &Random::new(weights), || Ok(digest))
+    }
+
+    fn build(
+        config: Config,
+        checkpoint: &dyn Checkpoint,
+        digest: impl FnOnce() -> Result<Digest>,
+    ) -> Result<Self> {
+        let mut weights = Weights::open(checkpoint, &config)?;
+        let digest = digest()?;
         let stored = StoredFacts {
             format: checkpoint.format(),
             bytes: checkpoint
@@ -209,6 +241,12 @@ impl Model {
     /// Bytes of the weights that the plan keeps in memory, by copy.
     pub fn weight_bytes(&self) -> WeightBytes {
         self.weights.bytes(&self.plan)
+    }
+
+    /// Bytes of weights that one decoded token reads.
+    pub fn bytes_a_token(&self) -> usize {
+        let quantised = self.plan.decode.scheme == DecodeScheme::W8A8;
+        self.weights.read_bytes(quantised)
     }
 
     /// Obeys another plan from now on. Caches made before keep the old one.

@@ -28,13 +28,7 @@ impl Simulated {
     }
 
     /// `dst = W · round(x / input_scale)`.
-    pub(super) fn run(
-        &self,
-        backend: &dyn Backend,
-        x: &[f32],
-        scratch: &mut Vec<f32>,
-        dst: &mut [f32],
-    ) {
+    pub(super) fn run(&self, backend: &dyn Backend, x: &[f32], dst: &mut [f32]) {
         let mut x = x.to_vec();
         if let Some(scale) = &self.input_scale {
             for row in x.chunks_exact_mut(scale.len()) {
@@ -49,6 +43,6 @@ impl Simulated {
         };
         let mut prepared = Prepared::default();
         let mut input = Input::new(Arithmetic::Fp32, &x, self.in_features, &mut prepared);
-        matmul(backend, matrix, &mut input, scratch, dst);
+        matmul(backend, matrix, &mut input, dst);
     }
 }

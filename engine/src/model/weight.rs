@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::checkpoint::Stored;
 use super::tensor::Tensor;
 use crate::Result;
-use crate::kernels::Packed;
+use crate::kernels::{Packed, Values};
 
 /// See the file's comment.
 #[derive(Debug)]
@@ -37,6 +37,17 @@ impl Weight {
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Dense(tensor) => tensor.bytes(),
+            Self::Packed(packed) => packed.bytes(),
+        }
+    }
+
+    /// Bytes that a product reads.
+    pub(super) fn read_bytes(&self) -> usize {
+        match self {
+            Self::Dense(tensor) => match tensor.matrix().values {
+                Values::F32(values) => size_of_val(values),
+                Values::Bf16(values) => size_of_val(values),
+            },
             Self::Packed(packed) => packed.bytes(),
         }
     }

@@ -20,8 +20,6 @@ pub struct Workspace {
     pub(super) heads: Vec<f32>,
     pub(super) cos: Vec<f32>,
     pub(super) sin: Vec<f32>,
-    /// Columns of small batches.
-    pub(super) scratch: Vec<f32>,
     pub(super) prepared: Prepared,
     pub(super) logits: Vec<f32>,
 }

@@ -13,6 +13,7 @@ use std::ops::Range;
 
 use super::super::check_integers;
 use super::super::packed::{BLOCK, Bits, Factor16, Int8Rows, Integers, Line};
+use super::floats::store;
 
 /// Bytes that a stream of weights is fetched ahead of its use.
 const AHEAD: usize = 1024;
@@ -177,26 +178,6 @@ fn panel<const M: usize, const C: usize, const FOUR: bool>(
         };
         row += rows;
     }
-}
-
-/// Writes the first `width` channels of each row; returns the number of rows.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn store<const M: usize, const C: usize>(
-    totals: &[[__m512; C]; M],
-    width: usize,
-    stride: usize,
-    dst: &mut [f32],
-) -> usize {
-    for (m, totals) in totals.iter().enumerate() {
-        let dst = &mut dst[m * stride..][..width];
-        for (dst, totals) in dst.chunks_mut(BLOCK).zip(totals) {
-            let keep = u16::MAX >> (BLOCK - dst.len());
-            // SAFETY: the mask keeps as many lanes as the piece has values.
-            unsafe { _mm512_mask_storeu_ps(dst.as_mut_ptr(), keep, *totals) };
-        }
-    }
-    M
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]

@@ -3,6 +3,7 @@
 //! Every name, shape and offset is checked before a byte is used.
 
 mod gguf;
+mod made;
 mod mmap;
 mod rows;
 mod shards;
@@ -11,6 +12,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 pub(super) use self::gguf::GgufFile;
+pub(super) use self::made::{Random, Requantised};
 pub(super) use self::rows::select_rows;
 pub(super) use self::shards::Shards;
 pub(crate) use self::shards::{INDEX as SHARD_INDEX, SINGLE as SINGLE_SHARD, shards_of_index};

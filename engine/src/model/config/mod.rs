@@ -127,7 +127,7 @@ impl Config {
     ///
     /// # Errors
     /// As [`Config::read`].
-    pub(super) fn of_fields(fields: Value) -> Result<Self> {
+    pub(crate) fn of_fields(fields: Value) -> Result<Self> {
         let raw = serde_json::from_value(fields).map_err(|error| bad(&error.to_string()))?;
         Self::check(raw, RawGeneration::default())
     }
