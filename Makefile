@@ -94,6 +94,10 @@ golden: ## Remake the engine's goldens with torch and transformers from PyPI; no
 fuzz: ## cargo-fuzz on everything that the engine loads, FUZZ_SECONDS (1800) a target; needs a nightly toolchain
 	@scripts/fuzz
 
+.PHONY: bench
+bench: ## Prefill and decode by scheme beside this machine's roofs, memory, time to load (docs/benchmarks.md)
+	@scripts/bench
+
 .PHONY: quality
 quality: ## The quality table of docs/quantisation.md: every scheme and quantiser on the shipped model
 	@scripts/quality

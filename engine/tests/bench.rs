@@ -53,7 +53,9 @@ fn every_scheme_and_phase_has_a_rate_and_every_rate_its_roof() {
 fn a_directory_is_measured_in_other_schemes_than_it_stores() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e/models/kube-llama-10m");
     let mut options = options(Source::Directory(directory));
-    options.schemes = ["BF16", "W8A8"].map(|scheme| scheme.parse().unwrap()).to_vec();
+    options.schemes = ["BF16", "W8A8"]
+        .map(|scheme| scheme.parse().unwrap())
+        .to_vec();
     let report = run(&options, &Progress::hidden()).unwrap();
     assert!(report.rows[1].weight_bytes < report.rows[0].weight_bytes);
 }

@@ -119,10 +119,12 @@ fn matmul_bf16(backend: &dyn Backend, x: &[f32], w: &[bf16], columns: usize) -> 
 fn products_of_bf16_equal_the_oracle_in_every_layout() {
     for backend in implementations() {
         for (m, n, k) in ROWS.iter().chain(&[16, 22, 37]).flat_map(|m| {
-            OUTPUTS
-                .iter()
-                .chain(&[15, 17, 48, 130])
-                .flat_map(move |n| INPUTS.iter().chain(&[31, 33, 96]).map(move |k| (*m, *n, *k)))
+            OUTPUTS.iter().chain(&[15, 17, 48, 130]).flat_map(move |n| {
+                INPUTS
+                    .iter()
+                    .chain(&[31, 33, 96])
+                    .map(move |k| (*m, *n, *k))
+            })
         }) {
             let x = numbers(m * k, 20);
             let w: Vec<bf16> = numbers(n * k, 21).into_iter().map(bf16::from_f32).collect();
@@ -144,7 +146,9 @@ fn a_row_of_bf16_has_the_same_bits_alone_and_among_many() {
             let w: Vec<bf16> = numbers(n * k, 23).into_iter().map(bf16::from_f32).collect();
             let all = matmul_bf16(backend, &x, &w, k);
             for size in [1, 2, 3, 5, 15, 16] {
-                let parts = x.chunks(size * k).flat_map(|x| matmul_bf16(backend, x, &w, k));
+                let parts = x
+                    .chunks(size * k)
+                    .flat_map(|x| matmul_bf16(backend, x, &w, k));
                 let parts: Vec<f32> = parts.collect();
                 assert_eq!(bits(&all), bits(&parts), "{} by {size}", backend.name());
             }

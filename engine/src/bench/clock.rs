@@ -53,7 +53,10 @@ fn computed() -> Option<u64> {
     clippy::cast_precision_loss,
     reason = "nanoseconds of a process are far below 2^53"
 )]
-pub(super) fn time<E>(time: Duration, mut work: impl FnMut() -> Result<(), E>) -> Result<Seconds, E> {
+pub(super) fn time<E>(
+    time: Duration,
+    mut work: impl FnMut() -> Result<(), E>,
+) -> Result<Seconds, E> {
     let (before, start) = (computed(), Instant::now());
     let mut runs = 0.0;
     loop {

@@ -4,6 +4,7 @@
 //! nothing that serves comes here.
 
 mod clock;
+mod load;
 mod report;
 mod roofs;
 mod shape;
@@ -11,6 +12,7 @@ mod shape;
 use std::time::Duration;
 
 pub use self::clock::{Seconds, Spread};
+pub use self::load::{Copies, Load, load, write};
 pub use self::report::{Cell, Report, Row};
 pub use self::roofs::{Rate, Roofs, Stream};
 pub use self::shape::{Shape, Source, Storage};
@@ -65,8 +67,15 @@ impl Subject {
         }
         let mut context = model.new_cache(decoded);
         let mut workspace = Workspace::default();
-        let prompt = tokens(options.context, model.config().vocab_size);
-        read_prompt(&model, &mut workspace, &mut context, &prompt)?;
+        let mut read = |cache: &mut KvCache, length| {
+            let prompt = tokens(length, model.config().vocab_size);
+            read_prompt(&model, &mut workspace, cache, &prompt)
+        };
+        // The longest prompt once, so that no sample waits for memory that is touched for the first time.
+        if let Some(longest) = options.prefill.iter().copied().max() {
+            read(&mut model.new_cache(longest), longest)?;
+        }
+        read(&mut context, options.context)?;
         Ok(Self {
             storage,
             model,

@@ -126,7 +126,9 @@ pub(super) fn cpu_name() -> String {
 /// The most memory that this process ever held.
 pub(super) fn peak_memory() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib << 10)
 }
@@ -140,7 +142,11 @@ impl fmt::Display for Report {
         )?;
         let giga = |rate: Option<Rate>| {
             rate.map_or("no such instruction".to_owned(), |rate| {
-                format!("{:.0} ({:.0} a CPU second)", rate.wall / 1e9, rate.cpu / 1e9)
+                format!(
+                    "{:.0} ({:.0} a CPU second)",
+                    rate.wall / 1e9,
+                    rate.cpu / 1e9
+                )
             })
         };
         writeln!(f, "| roof | best of the rounds |\n| --- | --- |")?;
@@ -164,7 +170,12 @@ impl fmt::Display for Report {
             for cell in &row.prefill {
                 line(f, row, &format!("prefill {}", cell.tokens), cell)?;
             }
-            line(f, row, &format!("decode at {}", row.decode.tokens), &row.decode)?;
+            line(
+                f,
+                row,
+                &format!("decode at {}", row.decode.tokens),
+                &row.decode,
+            )?;
         }
         match self.peak_memory_bytes {
             Some(bytes) => write!(f, "\nMost memory held: {} MB.", bytes / 1_000_000),

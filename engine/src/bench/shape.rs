@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::model::{Config, Model};
 use crate::quant::Scheme;
@@ -88,7 +88,12 @@ impl Shape {
     /// # Errors
     /// None for the shapes of this file: they are tested.
     pub fn config(&self) -> Result<Config> {
-        Config::of_fields(json!({
+        Config::of_fields(self.fields())
+    }
+
+    /// `config.json`.
+    pub(super) fn fields(&self) -> Value {
+        json!({
             "architectures": ["LlamaForCausalLM"],
             "hidden_size": self.hidden,
             "intermediate_size": self.ffn,
@@ -101,7 +106,39 @@ impl Shape {
             "rope_theta": 500_000.0,
             "hidden_act": "silu",
             "tie_word_embeddings": self.tied,
-        }))
+        })
+    }
+
+    /// Names and shapes of a checkpoint's tensors.
+    pub(super) fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let (hidden, ffn, kv) = (
+            self.hidden,
+            self.ffn,
+            self.hidden / self.heads * self.kv_heads,
+        );
+        let table = vec![self.vocabulary, hidden];
+        let mut all = vec![("model.embed_tokens.weight".to_owned(), table.clone())];
+        for layer in 0..self.layers {
+            let parts = [
+                ("input_layernorm", vec![hidden]),
+                ("self_attn.q_proj", vec![hidden, hidden]),
+                ("self_attn.k_proj", vec![kv, hidden]),
+                ("self_attn.v_proj", vec![kv, hidden]),
+                ("self_attn.o_proj", vec![hidden, hidden]),
+                ("post_attention_layernorm", vec![hidden]),
+                ("mlp.gate_proj", vec![ffn, hidden]),
+                ("mlp.up_proj", vec![ffn, hidden]),
+                ("mlp.down_proj", vec![hidden, ffn]),
+            ];
+            all.extend(
+                parts.map(|(part, shape)| (format!("model.layers.{layer}.{part}.weight"), shape)),
+            );
+        }
+        all.push(("model.norm.weight".to_owned(), vec![hidden]));
+        if !self.tied {
+            all.push(("lm_head.weight".to_owned(), table));
+        }
+        all
     }
 }
 

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use serde::Serialize;
 
-use crate::bench::{self, Shape, Source, Storage};
+use crate::bench::{self, Copies, Shape, Source, Storage};
 use crate::error::{Error, Result};
 use crate::job;
 use crate::kernels::threads;
@@ -53,6 +54,12 @@ pub struct Arguments {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+    /// Instead: how long --model takes to its first answer, and the memory it takes; what is kept is BF16, Dual, `OnTheFly` or Single.
+    #[arg(long, value_name = "COPIES", requires = "model")]
+    pub load: Option<Copies>,
+    /// Instead: write the shape's random weights as a checkpoint.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["model", "load"])]
+    pub write: Option<PathBuf>,
 }
 
 /// Measures and prints.
@@ -60,7 +67,14 @@ pub struct Arguments {
 /// # Errors
 /// What kept it from being measured.
 pub fn run(arguments: &Arguments) -> Result<()> {
+    if let Some(directory) = &arguments.write {
+        return bench::write(arguments.shape, directory);
+    }
     threads::configure(arguments.threads)?;
+    if let (Some(model), Some(copies)) = (&arguments.model, arguments.load) {
+        let load = bench::load(model, copies)?;
+        return print(arguments.json, &load);
+    }
     let options = bench::Options {
         source: match &arguments.model {
             Some(path) => Source::Directory(path.clone()),
@@ -74,11 +88,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         sample: Duration::from_millis(arguments.sample_milliseconds),
     };
     let report = bench::run(&options, &job::progress())?;
-    if arguments.json {
-        let text = serde_json::to_string_pretty(&report).map_err(|error| {
-            Error::internal(format!("cannot write the report as JSON: {error}"))
-        })?;
-        return job::print(&text);
+    print(arguments.json, &report)
+}
+
+fn print(as_json: bool, report: &(impl Serialize + ToString)) -> Result<()> {
+    if !as_json {
+        return job::print(&report.to_string());
     }
-    job::print(&report.to_string())
+    let text = serde_json::to_string_pretty(report)
+        .map_err(|error| Error::internal(format!("cannot write the report as JSON: {error}")))?;
+    job::print(&text)
 }

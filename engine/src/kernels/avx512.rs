@@ -224,7 +224,11 @@ mod x86 {
 
     impl Backend for Avx512 {
         fn name(&self) -> &'static str {
-            if self.bf16 { "avx512" } else { "avx512 without bf16" }
+            if self.bf16 {
+                "avx512"
+            } else {
+                "avx512 without bf16"
+            }
         }
 
         fn matmul(&self, x: &[f32], w: Matrix<'_>, stride: usize, dst: &mut [f32]) {

@@ -180,7 +180,7 @@ mod tests {
             };
             rows.widen_row(0, &mut back);
             assert!(
-                back.iter().zip(&row).all(|(a, b)| *a == b.to_f32()),
+                back.iter().zip(&row).all(|(a, b)| bf16::from_f32(*a) == *b),
                 "{columns}"
             );
             let kept = values.iter().filter(|value| **value != bf16::ZERO).count();

@@ -111,10 +111,6 @@ pub(super) fn silu_mul(gate: &mut [f32], up: &[f32]) {
 }
 
 #[inline(always)]
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "the upper half of a float is 16 bits"
-)]
 pub(super) fn narrow(values: &[f32], dst: &mut [bf16]) {
     for (dst, value) in dst.iter_mut().zip(values) {
         let bits = value.to_bits();

@@ -21,7 +21,6 @@ use std::cell::RefCell;
 use std::fmt::Debug;
 use std::ops::Range;
 
-
 use self::bf16::multiply_widened;
 pub use self::bf16::{Bf16Rows, Layout};
 pub use self::naive::Naive;
@@ -223,8 +222,7 @@ impl<'a> Matrix<'a> {
     fn check_bf16(&self, x: &Bf16Rows<'_>, stride: usize, dst: &[f32]) {
         self.check_whole();
         assert!(
-            x.columns == self.columns
-                && x.values.len().is_multiple_of(x.layout.row_len(x.columns)),
+            x.columns == self.columns && x.values.len().is_multiple_of(x.layout.row_len(x.columns)),
             "the activations must be whole rows"
         );
         check_dst(x.rows(), self.rows, stride, dst);

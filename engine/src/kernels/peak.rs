@@ -1,10 +1,7 @@
 //! What the machine could do if nothing but the arithmetic counted: loops that never leave the registers, and a plain read of memory.
 //!
 //! `bench` divides by these rates; nothing that serves calls them. A machine without an instruction has no peak of it, and then none is claimed.
-#![expect(
-    unsafe_code,
-    reason = "instruction sets are chosen at run time"
-)]
+#![expect(unsafe_code, reason = "instruction sets are chosen at run time")]
 
 /// An instruction whose peak is asked for: multiply and add on each lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,9 +40,9 @@ pub fn read(values: &[u64]) -> u64 {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        _MM_HINT_T0, _mm_prefetch, _mm512_add_epi64, _mm512_dpbf16_ps, _mm512_dpbusd_epi32,
-        _mm512_fmadd_ps, _mm512_loadu_si512, _mm512_reduce_add_epi64, _mm512_set1_epi32,
-        _mm512_set1_ps, _mm512_setzero_si512,
+        __m512bh, __m512i, _MM_HINT_T0, _mm_prefetch, _mm512_add_epi64, _mm512_castsi512_ps,
+        _mm512_dpbf16_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_si512,
+        _mm512_reduce_add_epi64, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_si512,
     };
     use std::hint::black_box;
 
@@ -95,17 +92,24 @@ mod x86 {
         _mm512_set1_epi32(0x0101_0101),
         |sum, a, b| _mm512_dpbusd_epi32(sum, a, b)
     );
+    /// BF16 pairs of any bits.
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    fn pairs(lanes: __m512i) -> __m512bh {
+        // SAFETY: both types are 64 bytes of any value.
+        unsafe { std::mem::transmute::<__m512i, __m512bh>(lanes) }
+    }
+
     peak!(
         bf16,
         "avx512f,avx512bf16",
-        |i| _mm512_set1_ps(1.0 / f32::from(1 + i as u8)),
+        |i| _mm512_castsi512_ps(_mm512_set1_epi32(index(i))),
         _mm512_set1_epi32(0x3f80_3f80),
-        |sum, a, b| _mm512_dpbf16_ps(sum, std::mem::transmute(a), std::mem::transmute(b))
+        |sum, a, b| _mm512_dpbf16_ps(sum, pairs(a), pairs(b))
     );
     peak!(
         fp32,
         "avx512f",
-        |i| _mm512_set1_ps(1.0 / f32::from(1 + i as u8)),
+        |i| _mm512_castsi512_ps(_mm512_set1_epi32(index(i))),
         _mm512_set1_ps(1.0),
         |sum, a, b| _mm512_fmadd_ps(a, b, sum)
     );
@@ -147,7 +151,9 @@ mod x86 {
             }
         }
         let all = sums.into_iter().reduce(|a, b| _mm512_add_epi64(a, b));
-        let rest = rest.iter().fold(0_u64, |sum, value| sum.wrapping_add(*value));
+        let rest = rest
+            .iter()
+            .fold(0_u64, |sum, value| sum.wrapping_add(*value));
         all.map_or(0, |all| _mm512_reduce_add_epi64(all).cast_unsigned())
             .wrapping_add(rest)
     }

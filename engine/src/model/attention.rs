@@ -174,13 +174,7 @@ impl Task<'_> {
                 step: head_dim,
             };
             let panel = &scratch.panels[keys.start * head_dim..keys.end * head_dim];
-            backend.weighted_sum(
-                queries,
-                panel,
-                keys.len(),
-                step,
-                &mut weights[keys.start..],
-            );
+            backend.weighted_sum(queries, panel, keys.len(), step, &mut weights[keys.start..]);
         }
         if let Some(cap) = self.shape.cap {
             backend.soft_cap(weights, cap);

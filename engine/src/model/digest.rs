@@ -2,10 +2,12 @@
 
 use std::path::Path;
 
+use memmap2::Mmap;
 use mixquant_crds::Digest;
 use sha2::{Digest as _, Sha256};
 
 use super::checkpoint::Checkpoint;
+use super::checkpoint::mmap::release;
 use super::config::Config;
 use crate::{Error, Result};
 
@@ -31,7 +33,7 @@ pub(super) fn of_model(path: &Path, checkpoint: &dyn Checkpoint) -> Result<Diges
     let mut lines = Vec::new();
     for name in FILES {
         match std::fs::read(directory.join(name)) {
-            Ok(bytes) => lines.push(line(&bytes, name)),
+            Ok(bytes) => lines.push(line(&Sha256::digest(&bytes), name)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => {
                 return Err(Error::model(format!(
@@ -40,8 +42,8 @@ pub(super) fn of_model(path: &Path, checkpoint: &dyn Checkpoint) -> Result<Diges
             }
         }
     }
-    for (name, bytes) in checkpoint.files() {
-        lines.push(line(bytes, name));
+    for (name, file) in checkpoint.files() {
+        lines.push(line(&hash(file), name));
     }
     lines.sort_unstable();
     Ok(Digest::of_bytes(lines.concat().as_bytes()))
@@ -52,9 +54,19 @@ pub(super) fn of_no_file(config: &Config) -> Digest {
     Digest::of_bytes(format!("{config:?}").as_bytes())
 }
 
-fn line(bytes: &[u8], name: &str) -> String {
-    format!(
-        "{}  {name}\n",
-        Digest::from_hash(&Sha256::digest(bytes)).hex()
-    )
+/// Reads a file once from front to back and keeps nothing of it in memory.
+fn hash(file: &Mmap) -> Vec<u8> {
+    /// Bytes that are in memory at a time.
+    const PART: usize = 16 << 20;
+    let mut hasher = Sha256::new();
+    for start in (0..file.len()).step_by(PART) {
+        let range = start..file.len().min(start + PART);
+        hasher.update(&file[range.clone()]);
+        release(file, range);
+    }
+    hasher.finalize().to_vec()
+}
+
+fn line(hash: &[u8], name: &str) -> String {
+    format!("{}  {name}\n", Digest::from_hash(hash).hex())
 }

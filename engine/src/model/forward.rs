@@ -167,19 +167,9 @@ impl Model {
             hidden,
         );
         let mut input = Input::new(arithmetic, &ws.input, hidden, &mut ws.prepared);
-        linear(
-            backend,
-            &layer.q,
-            &mut input,
-            &mut ws.query,
-        );
+        linear(backend, &layer.q, &mut input, &mut ws.query);
         linear(backend, &layer.k, &mut input, &mut ws.key);
-        linear(
-            backend,
-            &layer.v,
-            &mut input,
-            &mut ws.value,
-        );
+        linear(backend, &layer.v, &mut input, &mut ws.value);
         if let Some(norms) = &layer.head_norms {
             self.norm_in_place(&mut ws.query, &norms.query);
             self.norm_in_place(&mut ws.key, &norms.key);
@@ -201,12 +191,7 @@ impl Model {
         );
         let mut input = Input::new(arithmetic, &ws.input, query_width, &mut ws.prepared);
         ws.update.resize(tokens * hidden, 0.0);
-        linear(
-            backend,
-            &layer.o,
-            &mut input,
-            &mut ws.update,
-        );
+        linear(backend, &layer.o, &mut input, &mut ws.update);
         if let Some(norm) = &layer.attention_post_norm {
             self.norm_in_place(&mut ws.update, norm);
         }
@@ -308,12 +293,7 @@ impl Model {
             hidden,
         );
         let mut input = Input::new(arithmetic, &ws.input, hidden, &mut ws.prepared);
-        linear(
-            backend,
-            &layer.gate,
-            &mut input,
-            &mut ws.gate,
-        );
+        linear(backend, &layer.gate, &mut input, &mut ws.gate);
         linear(backend, &layer.up, &mut input, &mut ws.up);
         let rows = ws
             .gate
@@ -326,12 +306,7 @@ impl Model {
         tap_input(reborrow(&mut tap), index, LinearInput::Down, &ws.gate, ffn);
         let mut input = Input::new(arithmetic, &ws.gate, ffn, &mut ws.prepared);
         ws.update.resize(tokens * hidden, 0.0);
-        linear(
-            backend,
-            &layer.down,
-            &mut input,
-            &mut ws.update,
-        );
+        linear(backend, &layer.down, &mut input, &mut ws.update);
         if let Some(norm) = &layer.mlp_post_norm {
             self.norm_in_place(&mut ws.update, norm);
         }

@@ -289,12 +289,7 @@ pub(super) fn matmul_packed(
 }
 
 /// `dst = x · wᵀ` for dense weights, `dst` being `[rows, w.rows]`.
-pub(super) fn matmul(
-    backend: &dyn Backend,
-    w: Matrix<'_>,
-    input: &mut Input<'_>,
-    dst: &mut [f32],
-) {
+pub(super) fn matmul(backend: &dyn Backend, w: Matrix<'_>, input: &mut Input<'_>, dst: &mut [f32]) {
     let (k, shape) = (w.columns, (input.rows(), w.rows));
     let size = (ROWS, COLUMNS);
     if input.arithmetic == Arithmetic::Bf16 {

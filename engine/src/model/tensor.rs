@@ -7,6 +7,7 @@ use half::{bf16, f16};
 use memmap2::Mmap;
 use safetensors::Dtype;
 
+use super::checkpoint::mmap::release;
 use crate::kernels::{Matrix, Values};
 
 /// Where a tensor's numbers lie.
@@ -133,6 +134,9 @@ impl Tensor {
             }
             _ => None,
         };
+        if self.rounded.is_some() {
+            self.release();
+        }
     }
 
     /// The matrix that the plan computes with.
@@ -153,6 +157,16 @@ impl Tensor {
         match self.stored() {
             Values::F32(values) => values.to_vec(),
             Values::Bf16(values) => values.iter().map(|value| value.to_f32()).collect(),
+        }
+    }
+
+    /// Lets go of the memory of a mapped file: the numbers are read from it again when they are used again.
+    pub(super) fn release(&self) {
+        match &self.storage {
+            Storage::MappedBf16(map, range) | Storage::MappedF32(map, range) => {
+                release(map, range.clone());
+            }
+            Storage::Bf16(_) | Storage::F32(_) => {}
         }
     }
 

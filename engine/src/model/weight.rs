@@ -41,6 +41,13 @@ impl Weight {
         }
     }
 
+    /// See [`Tensor::release`]; packed weights have nothing to let go of.
+    pub(super) fn release(&self) {
+        if let Self::Dense(tensor) = self {
+            tensor.release();
+        }
+    }
+
     /// Bytes that a product reads.
     pub(super) fn read_bytes(&self) -> usize {
         match self {

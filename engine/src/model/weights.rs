@@ -322,7 +322,12 @@ impl Weights {
 
     /// Rounds every block linear to INT8.
     pub(super) fn quantise(&self) -> QuantisedLinears {
-        let linears = self.linears().map(Linear::quantise);
+        let linears = self.linears().map(|linear| {
+            let quantised = linear.quantise();
+            // A plan that keeps the precise weights too reads them again; one that does not has them in memory no longer.
+            linear.weight.release();
+            quantised
+        });
         QuantisedLinears::from_tensors(linears.collect())
             .expect("rounding finite weights gives whole tensors with positive scales")
     }

@@ -131,7 +131,11 @@ pub(super) fn transpose(values: &[f32], columns: usize, dst: &mut [f32]) {
                     _mm512_maskz_loadu_epi32(across, from.cast())
                 };
             }
-            for (i, square) in super::floats::transpose(square).iter().enumerate().take(width) {
+            for (i, square) in super::floats::transpose(&square)
+                .iter()
+                .enumerate()
+                .take(width)
+            {
                 // SAFETY: column `column + i` has `height` values from `row` on.
                 unsafe {
                     let to = dst.as_mut_ptr().add((column + i) * rows + row);

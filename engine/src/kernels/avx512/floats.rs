@@ -19,8 +19,8 @@ use super::super::bf16::{Bf16Rows, LANES, Layout, STEP};
 use super::super::packed::{BLOCK, Line};
 use super::x86::fold4;
 
-/// Bytes that a stream of weights is fetched ahead of its use.
-const AHEAD: usize = 1024;
+/// Weights of a row that are fetched ahead of their use: 1 KiB.
+const AHEAD: usize = 512;
 /// Rows of a tile of many rows.
 const TILE: usize = 6;
 /// Blocks of channels of a tile of many rows.
@@ -65,18 +65,36 @@ unsafe fn dots<const M: usize, const Q: usize>(
     columns: usize,
 ) -> [[__m128; Q]; M] {
     let mut sums = [[[_mm512_setzero_ps(); 4]; Q]; M];
+    // SAFETY: the caller has checked `M` and `4 * Q` whole rows.
+    let (inputs, weights): ([*const bf16; M], [[*const bf16; 4]; Q]) = unsafe {
+        (
+            std::array::from_fn(|m| x.add(m * columns)),
+            std::array::from_fn(|q| std::array::from_fn(|n| w.add((4 * q + n) * columns))),
+        )
+    };
     let mut i = 0;
     while i < columns {
-        // SAFETY: the caller has checked `M` and `4 * Q` whole rows; a prefetch reads nothing.
+        // Behind the end of these rows come the rows of the next tile.
+        let next = i + AHEAD;
+        let next = if next < columns {
+            next
+        } else {
+            next + (4 * Q - 1) * columns
+        };
+        // SAFETY: as above; a prefetch reads nothing.
         unsafe {
-            let x: [__m512i; M] = std::array::from_fn(|m| load(x.add(m * columns), i, columns));
+            // Loops and not `from_fn`: a closure that std calls is compiled without the features.
+            let mut rows = [_mm512_setzero_si512(); M];
+            for m in 0..M {
+                rows[m] = load(inputs[m], i, columns);
+            }
             for q in 0..Q {
                 for n in 0..4 {
-                    let row = w.add((4 * q + n) * columns);
-                    _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(i).wrapping_byte_add(AHEAD).cast());
-                    let w = load(row, i, columns);
+                    let ahead = weights[q][n].wrapping_add(next);
+                    _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                    let w = load(weights[q][n], i, columns);
                     for m in 0..M {
-                        sums[m][q][n] = dot(sums[m][q][n], x[m], w);
+                        sums[m][q][n] = dot(sums[m][q][n], rows[m], w);
                     }
                 }
             }
@@ -139,7 +157,13 @@ fn few(x: &[bf16], w: &[bf16], columns: usize, stride: usize, dst: &mut [f32]) {
     for n in n..outputs {
         for m in 0..rows {
             // SAFETY: row `m` and row `n` are whole.
-            dst[m * stride + n] = unsafe { single(x[m * columns..].as_ptr(), w[n * columns..].as_ptr(), columns) };
+            dst[m * stride + n] = unsafe {
+                single(
+                    x[m * columns..].as_ptr(),
+                    w[n * columns..].as_ptr(),
+                    columns,
+                )
+            };
         }
     }
 }
@@ -160,8 +184,8 @@ unsafe fn single(x: *const bf16, w: *const bf16, columns: usize) -> f32 {
 /// Columns of a 16 by 16 matrix of pairs.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
-    let (mut pairs, mut quads, mut columns) = (rows, rows, rows);
+pub(super) fn transpose(rows: &[__m512i; 16]) -> [__m512i; 16] {
+    let (mut pairs, mut quads, mut columns) = (*rows, *rows, *rows);
     for i in 0..8 {
         pairs[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
         pairs[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
@@ -202,7 +226,7 @@ fn lay_out<const C: usize>(w: &[bf16], columns: usize, panel: &mut [Line]) {
                     *row = unsafe { load(w[channel * columns..].as_ptr(), step * STEP, columns) };
                 }
             }
-            let lanes = transpose(rows);
+            let lanes = transpose(&rows);
             for (position, lane) in LANES.iter().enumerate() {
                 let line: *mut Line = &raw mut panel[(position * steps + step) * C + block];
                 // SAFETY: a line is one aligned register.
@@ -221,20 +245,26 @@ unsafe fn tile<const M: usize, const C: usize>(
     steps: usize,
 ) -> [[__m512; C]; M] {
     let mut tree = [[[_mm512_setzero_ps(); C]; M]; LEVELS];
+    // SAFETY: the caller has checked `M` rows of 16 lanes of `steps` pairs.
+    let rows: [*const i32; M] = std::array::from_fn(|m| unsafe { x.add(m * 16 * steps) });
     for lane in 0..16 {
         let mut sums = [[_mm512_setzero_ps(); C]; M];
-        // SAFETY: the caller has checked `M` rows of 16 lanes of `steps` pairs, and as many lines of each block.
+        // SAFETY: as above, and as many lines of each block.
         unsafe {
-            let (panel, x) = (panel.add(lane * steps * C), x.add(lane * steps));
-            for step in 0..steps {
-                let w: [__m512i; C] =
-                    std::array::from_fn(|c| _mm512_load_si512(panel.add(step * C + c).cast()));
+            let first = lane * steps;
+            let mut lines = panel.add(first * C);
+            for pair in first..first + steps {
+                let mut w = [_mm512_setzero_si512(); C];
+                for c in 0..C {
+                    w[c] = _mm512_load_si512(lines.add(c).cast());
+                }
                 for m in 0..M {
-                    let pair = _mm512_set1_epi32(x.add(m * 16 * steps + step).read_unaligned());
+                    let x = _mm512_set1_epi32(rows[m].add(pair).read_unaligned());
                     for c in 0..C {
-                        sums[m][c] = dot(sums[m][c], pair, w[c]);
+                        sums[m][c] = dot(sums[m][c], x, w[c]);
                     }
                 }
+                lines = lines.add(C);
             }
         }
         // As in a binary counter: two sums of one level make one of the next.
@@ -273,11 +303,26 @@ fn many<const C: usize>(
         // SAFETY: at least so many rows are left, each of `steps` whole steps; the panel was just laid out.
         row += unsafe {
             if left >= TILE {
-                store(&tile::<TILE, C>(own, panel.as_ptr(), steps), width, stride, dst)
+                store(
+                    &tile::<TILE, C>(own, panel.as_ptr(), steps),
+                    width,
+                    stride,
+                    dst,
+                )
             } else if left >= 3 {
-                store(&tile::<3, C>(own, panel.as_ptr(), steps), width, stride, dst)
+                store(
+                    &tile::<3, C>(own, panel.as_ptr(), steps),
+                    width,
+                    stride,
+                    dst,
+                )
             } else {
-                store(&tile::<1, C>(own, panel.as_ptr(), steps), width, stride, dst)
+                store(
+                    &tile::<1, C>(own, panel.as_ptr(), steps),
+                    width,
+                    stride,
+                    dst,
+                )
             }
         };
     }

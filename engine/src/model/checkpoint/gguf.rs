@@ -169,6 +169,7 @@ impl Checkpoint for GgufFile {
         let Some(quantised) = info.kind.read(&self.file[info.range.clone()], shape) else {
             return self.tensor(&weight, &shape).map(Stored::Dense);
         };
+        mmap::release(&self.file, info.range.clone());
         quantised.check(&format!("{}: tensor {}", self.name, stored.name))?;
         Ok(Stored::Quantised(if stored.interleaved {
             select_rows(&quantised, &self.interleaved(shape[0]))
@@ -182,7 +183,7 @@ impl Checkpoint for GgufFile {
         info.shape.first().copied()
     }
 
-    fn files(&self) -> Vec<(&str, &[u8])> {
+    fn files(&self) -> Vec<(&str, &Mmap)> {
         vec![(&self.name, &self.file)]
     }
 

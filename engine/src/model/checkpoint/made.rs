@@ -3,6 +3,7 @@
 //! Values do not change how long a product takes, so random ones repeat a pool that is small enough to be made at once.
 
 use half::bf16;
+use memmap2::Mmap;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -17,6 +18,12 @@ const POOL: usize = 1_000_003;
 /// Weights are uniform within this, which is a standard deviation of 0.02.
 const LARGEST: f32 = 0.035;
 
+/// The values that 4-bit codes of tables stand for, in units of [`LARGEST`].
+const TABLE_VALUES: [f32; 16] = [
+    -1.0, -0.8, -0.65, -0.5, -0.38, -0.27, -0.17, -0.06, 0.06, 0.17, 0.27, 0.38, 0.5, 0.65, 0.8,
+    1.0,
+];
+
 /// Random weights.
 pub(in crate::model) struct Random {
     weights: Option<WeightFormat>,
@@ -30,6 +37,17 @@ pub(in crate::model) struct Requantised<'a> {
     pub(in crate::model) weights: WeightFormat,
 }
 
+fn random_bytes() -> Vec<u8> {
+    let mut random = StdRng::seed_from_u64(1);
+    (0..POOL).map(|_| random.random()).collect()
+}
+
+/// The pool of weights.
+pub(crate) fn random_values() -> Vec<bf16> {
+    let value = |byte: u8| bf16::from_f32((f32::from(byte) / 127.5 - 1.0) * LARGEST);
+    random_bytes().into_iter().map(value).collect()
+}
+
 /// Whether a scheme speaks of this linear: embedding and head stay precise.
 fn in_a_block(name: &str) -> bool {
     name.starts_with("model.layers.")
@@ -38,15 +56,10 @@ fn in_a_block(name: &str) -> bool {
 impl Random {
     /// Block linears in BF16, or as `weights` says.
     pub(in crate::model) fn new(weights: Option<WeightFormat>) -> Self {
-        let mut random = StdRng::seed_from_u64(1);
-        let bytes: Vec<u8> = (0..POOL).map(|_| random.random()).collect();
-        let values = bytes
-            .iter()
-            .map(|byte| bf16::from_f32((f32::from(*byte) / 127.5 - 1.0) * LARGEST));
         Self {
             weights,
-            values: values.collect(),
-            bytes,
+            values: random_values(),
+            bytes: random_bytes(),
         }
     }
 
@@ -54,7 +67,11 @@ impl Random {
         self.bytes.iter().copied().cycle().take(count).collect()
     }
 
-    fn quantised(&self, [out_features, in_features]: [usize; 2], format: WeightFormat) -> QuantisedWeight {
+    fn quantised(
+        &self,
+        [out_features, in_features]: [usize; 2],
+        format: WeightFormat,
+    ) -> QuantisedWeight {
         let (count, group) = (out_features * in_features, format.group(in_features));
         let nibbles = || self.bytes(out_features * QuantisedWeight::nibble_row(in_features));
         let (codes, scale) = match format {
@@ -69,13 +86,25 @@ impl Random {
                 (Codes::Fp8(codes.collect()), LARGEST / 2.0)
             }
             WeightFormat::Lut4 => {
-                let table = std::array::from_fn(|i| [-1.0, 1.0][i % 2] * (i as u8 as f32) / 16.0);
+                let table = TABLE_VALUES;
                 let tables = vec![table; out_features];
-                (Codes::Lut4 { codes: nibbles(), tables }, LARGEST)
+                (
+                    Codes::Lut4 {
+                        codes: nibbles(),
+                        tables,
+                    },
+                    LARGEST,
+                )
             }
         };
         let blocks = out_features * in_features.div_ceil(group);
-        let symmetric = !matches!(format, WeightFormat::Int4 { symmetric: false, .. });
+        let symmetric = !matches!(
+            format,
+            WeightFormat::Int4 {
+                symmetric: false,
+                ..
+            }
+        );
         QuantisedWeight {
             out_features,
             in_features,
@@ -91,7 +120,8 @@ impl Random {
 
 impl Checkpoint for Random {
     fn has_linear(&self, name: &str) -> bool {
-        name.ends_with("_proj") && !name.ends_with("qkv_proj") && !name.ends_with("gate_up_proj") || name == "lm_head"
+        name.ends_with("_proj") && !name.ends_with("qkv_proj") && !name.ends_with("gate_up_proj")
+            || name == "lm_head"
     }
 
     /// Vectors are norms: ones.
@@ -115,7 +145,7 @@ impl Checkpoint for Random {
         None
     }
 
-    fn files(&self) -> Vec<(&str, &[u8])> {
+    fn files(&self) -> Vec<(&str, &Mmap)> {
         Vec::new()
     }
 
@@ -139,14 +169,18 @@ impl Checkpoint for Requantised<'_> {
             return Ok(stored);
         }
         let rows = Weight::new(name, stored)?.stored_rows(0..shape[0]);
-        Ok(Stored::Quantised(round_to_nearest(&rows, shape[1], self.weights)))
+        Ok(Stored::Quantised(round_to_nearest(
+            &rows,
+            shape[1],
+            self.weights,
+        )))
     }
 
     fn rows(&self, name: &str) -> Option<usize> {
         self.stored.rows(name)
     }
 
-    fn files(&self) -> Vec<(&str, &[u8])> {
+    fn files(&self) -> Vec<(&str, &Mmap)> {
         self.stored.files()
     }
 

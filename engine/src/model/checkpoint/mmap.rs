@@ -1,9 +1,9 @@
-//! Maps a weights file read-only into memory: the only unsafe code outside the kernels.
+//! Maps a weights file read-only into memory, and lets go of what was read: the only unsafe code outside the kernels.
 
 use std::fs::File;
 use std::path::Path;
 
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 
 use crate::{Error, Result};
 
@@ -34,4 +34,19 @@ pub(super) fn map(path: &Path) -> Result<Mmap> {
     // SAFETY: the mapping is private and read-only. Model volumes are mounted read-only in pods and nobody writes into a model that serves;
     // every length and offset in the file is checked before bytes are read as numbers, and all bit patterns are valid numbers.
     unsafe { Mmap::map(&file) }.map_err(failed)
+}
+
+/// Lets go of the memory behind some bytes of a mapping: they are read from the file again when they are used again. What a weight was packed
+/// from, or only hashed, would else stay in memory beside what computes.
+#[expect(
+    unsafe_code,
+    reason = "of other mappings than these, advice could lose the contents"
+)]
+pub(in crate::model) fn release(map: &Mmap, bytes: std::ops::Range<usize>) {
+    // SAFETY: the mapping is read-only, so no page of it differs from the file, which gives the same bytes again.
+    let advised =
+        unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, bytes.start, bytes.len()) };
+    if let Err(error) = advised {
+        tracing::debug!(%error, "the pages of a weights file stay in memory");
+    }
 }

@@ -4,14 +4,17 @@
 
 mod gguf;
 mod made;
-mod mmap;
+pub(super) mod mmap;
 mod rows;
 mod shards;
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use memmap2::Mmap;
+
 pub(super) use self::gguf::GgufFile;
+pub(crate) use self::made::random_values;
 pub(super) use self::made::{Random, Requantised};
 pub(super) use self::rows::select_rows;
 pub(super) use self::shards::Shards;
@@ -45,7 +48,7 @@ pub(super) trait Checkpoint {
     fn rows(&self, name: &str) -> Option<usize>;
 
     /// The files' names and bytes.
-    fn files(&self) -> Vec<(&str, &[u8])>;
+    fn files(&self) -> Vec<(&str, &Mmap)>;
 
     /// How the weights are stored, for people.
     fn format(&self) -> String;

@@ -164,7 +164,13 @@ impl Checkpoint for Shards {
             None => None,
         };
         match quantised {
-            Some(weight) => Ok(Stored::Quantised(weight)),
+            Some(weight) => {
+                // The codes were copied: what they were read from is not needed again.
+                for (_, map) in &self.files {
+                    mmap::release(map, 0..map.len());
+                }
+                Ok(Stored::Quantised(weight))
+            }
             None => self
                 .tensor(&format!("{name}.weight"), &shape)
                 .map(Stored::Dense),
@@ -177,10 +183,10 @@ impl Checkpoint for Shards {
             .and_then(|entry| entry.shape.first().copied())
     }
 
-    fn files(&self) -> Vec<(&str, &[u8])> {
+    fn files(&self) -> Vec<(&str, &Mmap)> {
         self.files
             .iter()
-            .map(|(name, map)| (name.as_str(), &map[..]))
+            .map(|(name, map)| (name.as_str(), &**map))
             .collect()
     }
 
