@@ -19,8 +19,9 @@ use super::super::bf16::{Bf16Rows, LANES, Layout, STEP};
 use super::super::packed::{BLOCK, Line};
 use super::x86::fold4;
 
-/// Weights of a row that are fetched ahead of their use: 1 KiB.
-const AHEAD: usize = 512;
+/// Weights of a row that are fetched ahead of their use: 2 KiB. They go to the second-level cache: eight rows that lie a power of two apart fill
+/// one set of the first-level cache, and what is fetched there too early pushes out what is needed now.
+const AHEAD: usize = 1024;
 /// Rows of a tile of many rows.
 const TILE: usize = 6;
 /// Blocks of channels of a tile of many rows.
@@ -91,7 +92,7 @@ unsafe fn dots<const M: usize, const Q: usize>(
             for q in 0..Q {
                 for n in 0..4 {
                     let ahead = weights[q][n].wrapping_add(next);
-                    _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                    _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
                     let w = load(weights[q][n], i, columns);
                     for m in 0..M {
                         sums[m][q][n] = dot(sums[m][q][n], rows[m], w);

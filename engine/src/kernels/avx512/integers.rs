@@ -15,7 +15,8 @@ use super::super::check_integers;
 use super::super::packed::{BLOCK, Bits, Factor16, Int8Rows, Integers, Line};
 use super::floats::store;
 
-/// Bytes that a stream of weights is fetched ahead of its use.
+/// Bytes that a stream of weights is fetched ahead of its use, to the second-level cache: blocks that lie a power of two apart share sets of the
+/// first-level one.
 const AHEAD: usize = 1024;
 
 /// The operands of one tile.
@@ -59,7 +60,7 @@ unsafe fn products<const M: usize, const C: usize, const FOUR: bool>(
             for c in 0..C {
                 let line = lines[c].add(step);
                 if M <= 4 {
-                    _mm_prefetch::<_MM_HINT_T0>(line.wrapping_byte_add(AHEAD).cast());
+                    _mm_prefetch::<_MM_HINT_T1>(line.wrapping_byte_add(AHEAD).cast());
                 }
                 low[c] = _mm512_load_si512(line.cast());
                 if FOUR {
