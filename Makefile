@@ -74,6 +74,12 @@ many: prerequisites ## 1,000 services under one operator, on an apiserver alone
 simulate: ## The operator's core in 100,000 seeded lives of a simulated cluster
 	MIXQUANT_SEEDS=100000 cargo test --release -p mixquant-operator --test simulate -- --nocapture
 
+.PHONY: sieve
+sieve: prerequisites ## The operator killed at every write of a service's life, three times each, against a real apiserver
+	@e2e/cluster/build kubernetes
+	cargo build -q -p mixquant-operator --bins
+	MIXQUANT_SIEVE=all MIXQUANT_REQUIRE_CLUSTER=1 cargo test -q -p mixquant-e2e --test sieve -- --nocapture
+
 .PHONY: test-long
 test-long: ## The long forms of the engine's tests: whole reference files, slow clients
 	cargo test --release -p mixquant-engine -- --ignored

@@ -16,3 +16,4 @@ pub mod operator;
 pub mod program;
 pub mod prompts;
 pub mod service;
+pub mod sieve;

@@ -237,3 +237,32 @@ fn every_metric_is_documented() {
         .collect();
     expect_none("docs/metrics.md explains every metric", &missing);
 }
+
+/// Every name in the table is a test or a world of the plan tests: a fault whose test was renamed or removed is covered no more.
+#[test]
+fn every_test_that_the_table_of_faults_names_exists() {
+    let page = std::fs::read_to_string(means::repository().join("docs/faults.md")).unwrap();
+    let rows = page.lines().filter(|line| line.starts_with("| F"));
+    let named: Vec<&str> = rows
+        .filter_map(|row| row.trim_end_matches('|').rsplit('|').next())
+        .flat_map(|covered| covered.split('`').skip(1).step_by(2))
+        .filter(|name| !name.contains([' ', '/', '.']))
+        .collect();
+    assert!(named.len() > 80, "only {} names", named.len());
+    let worlds = files().into_iter().filter_map(|name| {
+        let name = name.strip_prefix("operator/tests/plans/")?;
+        name.strip_suffix(".yaml").map(str::to_owned)
+    });
+    let worlds: Vec<String> = worlds.collect();
+    let sources = rust_sources();
+    let missing: Vec<String> = named
+        .into_iter()
+        .filter(|name| {
+            let function = format!("fn {name}(");
+            !worlds.iter().any(|world| world == name)
+                && !sources.iter().any(|(_, text)| text.contains(&function))
+        })
+        .map(str::to_owned)
+        .collect();
+    expect_none("docs/faults.md names tests that exist", &missing);
+}
