@@ -6,7 +6,7 @@
 pub mod mix;
 mod rows;
 
-use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -15,10 +15,13 @@ use serde_json::Value;
 use self::rows::{Body, Row};
 use crate::chat::ChatMessage;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::tokenizer::{Special, Tokenizer};
 
 /// Larger files are refused: a calibration or evaluation set has a few megabytes.
 const MAX_FILE_BYTES: u64 = 256 << 20;
+/// Longer lines are refused: what JSON makes of one may take a hundred times its bytes in memory.
+const MAX_LINE_BYTES: usize = 4 << 20;
 
 /// What the data needs to know of a tokenizer.
 pub trait Encode {
@@ -84,22 +87,13 @@ impl Dataset {
     /// A missing, empty, too large or badly encoded file, and the first line that is not a usable row.
     pub fn read(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
-        let bytes = fs::metadata(path).and_then(|meta| {
-            if meta.is_dir() {
-                Err(std::io::ErrorKind::IsADirectory.into())
-            } else {
-                Ok(meta.len())
-            }
-        });
-        let bytes = bytes
-            .map_err(|error| Error::data(format!("cannot read the data file {name}: {error}")))?;
-        if bytes > MAX_FILE_BYTES {
-            return Err(Error::data(format!(
-                "the data file {name} has {bytes} bytes, more than {MAX_FILE_BYTES}: take a sample of it"
-            )));
-        }
-        let content = fs::read(path)
-            .map_err(|error| Error::data(format!("cannot read the data file {name}: {error}")))?;
+        let content = files::read(path, MAX_FILE_BYTES).map_err(|error| {
+            let fix = match error.kind() {
+                ErrorKind::FileTooLarge => ": take a sample of it",
+                _ => "",
+            };
+            Error::data(format!("cannot read the data file {name}: {error}{fix}"))
+        })?;
         let text = String::from_utf8(content).map_err(|error| {
             let valid = error.utf8_error().valid_up_to();
             let line = error.as_bytes()[..valid]
@@ -134,16 +128,8 @@ impl Dataset {
                 content: Content::Text(text.to_owned()),
             });
         }
-        let rows = text
-            .lines()
-            .enumerate()
-            .filter(|(_, line)| !line.trim().is_empty())
-            .map(|(index, line)| {
-                rows::parse(index + 1, line)
-                    .map_err(|why| Error::data(format!("{name} line {}: {why}", index + 1)))
-            });
         Ok(Self {
-            content: Content::Rows(rows.collect::<Result<_>>()?),
+            content: Content::Rows(rows(&name, text, rows::parse)?),
             name,
         })
     }
@@ -222,6 +208,32 @@ impl Dataset {
     }
 }
 
+/// What `parse` makes of each line that is not empty, by its number from 1.
+///
+/// # Errors
+/// The first line that is too long or that `parse` refuses.
+pub(crate) fn rows<T>(
+    name: &str,
+    text: &str,
+    parse: impl Fn(usize, &str) -> Result<T, String>,
+) -> Result<Vec<T>> {
+    let lines = (1..).zip(text.lines());
+    let rows = lines
+        .filter(|(_, line)| !line.trim().is_empty())
+        .map(|(number, line)| {
+            let row = if line.len() > MAX_LINE_BYTES {
+                Err(format!(
+                    "{} bytes, more than {MAX_LINE_BYTES}: cut the document into several lines",
+                    line.len()
+                ))
+            } else {
+                parse(number, line)
+            };
+            row.map_err(|why| Error::data(format!("{name} line {number}: {why}")))
+        });
+    rows.collect()
+}
+
 /// `count` of `windows`, spread evenly so that a small sample sees each part of the file, and those left over, both in the file's order.
 ///
 /// # Errors
@@ -275,6 +287,8 @@ fn text_windows(ids: &[u32], bos: Option<u32>, window: usize) -> Vec<Window> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     /// One token a byte, 1000 in front.
@@ -348,6 +362,10 @@ mod tests {
             ("{\"text\": \"a\"}\n{\"text\": ", "data line 2: not JSON"),
             ("{\"text\": \"a\"}\n\n[1]", "data line 3: not a JSON object"),
             (" \n\t", "data is empty"),
+            (
+                &format!("{{\"text\": \"a\"}}\n[{}]", "1,".repeat(2 << 20)),
+                "data line 2: 4194306 bytes, more than 4194304: cut the document",
+            ),
         ] {
             let error = parse("jsonl", text).unwrap_err().message;
             assert!(error.starts_with(wanted), "{error}");

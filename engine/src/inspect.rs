@@ -2,7 +2,6 @@
 //!
 //! It opens the folder exactly as serving would, so a folder that it describes can be served.
 
-use std::fs;
 use std::path::Path;
 
 use mixquant_crds::names::{ARTIFACT_MANIFEST, ARTIFACT_REPORT};
@@ -10,8 +9,9 @@ use mixquant_crds::{CalibrationReport, Digest, PrecisionPlan};
 use serde::Serialize;
 
 use crate::artifact::manifest::FileEntry;
-use crate::artifact::{Artifact, Check};
+use crate::artifact::{Artifact, Check, MAX_JSON_BYTES};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::model::{Config, Model};
 
 /// A folder, described.
@@ -125,7 +125,7 @@ fn model(directory: &Path) -> Result<ModelFacts> {
 fn artifact(directory: &Path) -> Result<ArtifactFacts> {
     let artifact = Artifact::open(directory, Check::Digests)?;
     let path = directory.join(ARTIFACT_REPORT);
-    let report = match fs::read(&path) {
+    let report = match files::read(&path, MAX_JSON_BYTES) {
         Ok(text) => Some(serde_json::from_slice(&text).map_err(|error| {
             Error::artifact(format!(
                 "{} is damaged: {error}; calibrate again",

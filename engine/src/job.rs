@@ -14,7 +14,11 @@ use mixquant_crds::{JobFailure, JobMessage, PrecisionPlan};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::progress::Progress;
+
+/// A plan has a few hundred bytes.
+const MAX_PLAN_BYTES: u64 = 1 << 20;
 
 /// Progress that ends with the first SIGTERM or SIGINT.
 pub fn progress() -> Progress {
@@ -75,7 +79,7 @@ pub fn parse_plan(text: &str) -> Result<PrecisionPlan, String> {
     let content = if text.trim_start().starts_with('{') {
         text.to_owned()
     } else {
-        fs::read_to_string(text)
+        files::read_text(Path::new(text), MAX_PLAN_BYTES)
             .map_err(|error| format!("cannot read the plan file {text}: {error}"))?
     };
     let plan: PrecisionPlan =

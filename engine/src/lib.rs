@@ -14,6 +14,7 @@ pub mod detokenize;
 pub mod error;
 pub mod export;
 pub mod fetch;
+mod files;
 pub mod formats;
 pub mod health;
 pub mod inspect;

@@ -4,7 +4,7 @@
 //! and the whole answer decode alike. It never lets the text of a chat message become a control token (see [`crate::chat`]).
 
 use std::collections::{BTreeSet, HashMap};
-use std::fs;
+use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -13,10 +13,11 @@ use tokenizers::Tokenizer as Inner;
 
 use crate::chat::{ChatMessage, ChatTemplate, Piece};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::model::tokenizer_files;
 
 /// Files above this size are not tokenizers: the largest known ones have 35 MB.
-const MAX_FILE_BYTES: u64 = 256 << 20;
+pub(crate) const MAX_FILE_BYTES: u64 = 256 << 20;
 
 /// Whether [`Tokenizer::encode`] adds the tokens that frame a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -339,23 +340,11 @@ pub(crate) fn named_token(config: &Value, name: &str) -> Option<String> {
 
 /// A file's bytes, or nothing where there is no such file.
 pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>> {
-    let cannot = |error: std::io::Error| Error::model(format!("{}: {error}", path.display()));
-    match fs::metadata(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(cannot(error)),
-        Ok(facts) if !facts.is_file() => {
-            return Err(Error::model(format!("{} is not a file", path.display())));
-        }
-        Ok(facts) if facts.len() > MAX_FILE_BYTES => {
-            let bytes = facts.len();
-            return Err(Error::model(format!(
-                "{} has {bytes} bytes: a tokenizer file has at most {MAX_FILE_BYTES}",
-                path.display()
-            )));
-        }
-        Ok(_) => {}
+    match files::read(path, MAX_FILE_BYTES) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::model(format!("{}: {error}", path.display()))),
     }
-    fs::read(path).map(Some).map_err(cannot)
 }
 
 fn one_line(error: &dyn std::fmt::Display) -> String {
@@ -368,6 +357,7 @@ fn one_line(error: &dyn std::fmt::Display) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::path::PathBuf;
 
     use super::*;

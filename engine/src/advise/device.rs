@@ -1,12 +1,10 @@
 //! A device as a file describes it. YAML, of which JSON is a part.
 
-use std::fs::File;
-use std::io::Read as _;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 
 /// More than a description of one device needs.
 const MAX_FILE_BYTES: u64 = 64 << 10;
@@ -52,16 +50,7 @@ impl Device {
         let named = |what: &dyn std::fmt::Display| {
             Error::data(format!("the device file {}: {what}", path.display()))
         };
-        let file = File::open(path).map_err(|error| named(&error))?;
-        let mut text = String::new();
-        file.take(MAX_FILE_BYTES + 1)
-            .read_to_string(&mut text)
-            .map_err(|error| named(&error))?;
-        if text.len() as u64 > MAX_FILE_BYTES {
-            return Err(named(&format!(
-                "it has more than {MAX_FILE_BYTES} bytes: describe one device"
-            )));
-        }
+        let text = files::read_text(path, MAX_FILE_BYTES).map_err(|error| named(&error))?;
         Self::parse(&text).map_err(|why| named(&why))
     }
 

@@ -7,8 +7,6 @@ pub mod manifest;
 pub mod store;
 pub mod weights;
 
-use std::fs;
-use std::io::Read as _;
 use std::path::Path;
 
 use mixquant_crds::names::{ARTIFACT_ATTENTION, ARTIFACT_GOLDEN, ARTIFACT_MANIFEST, ARTIFACT_PLAN};
@@ -18,10 +16,11 @@ use self::golden::Golden;
 use self::manifest::FileEntry;
 pub use self::manifest::Manifest;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::model::{Importance, Model, QuantisedLinears};
 
 /// The manifest, the plan and the thresholds are small; anything larger is not one of them.
-const MAX_JSON_BYTES: u64 = 16 << 20;
+pub(crate) const MAX_JSON_BYTES: u64 = 16 << 20;
 
 /// Whether an artifact's digests are checked when it is opened and attached. Everything else always is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -233,24 +232,8 @@ impl Folder<'_> {
     }
 }
 
-/// At most `limit` bytes are taken into memory, whatever the file's size claims to be.
 fn read(path: &Path, limit: u64) -> Result<Vec<u8>, String> {
-    let name = path.display();
-    let failed = |error: std::io::Error| format!("cannot read {name}: {error}");
-    let file = fs::File::open(path).map_err(failed)?;
-    let metadata = file.metadata().map_err(failed)?;
-    if !metadata.is_file() {
-        return Err(format!("{name} is not a file"));
-    }
-    if metadata.len() > limit {
-        return Err(format!(
-            "{name} has {} bytes, more than the {limit} expected",
-            metadata.len()
-        ));
-    }
-    let mut content = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or(0));
-    file.take(limit).read_to_end(&mut content).map_err(failed)?;
-    Ok(content)
+    files::read(path, limit).map_err(|error| format!("cannot read {}: {error}", path.display()))
 }
 
 fn damaged(path: &Path, why: &str) -> Error {

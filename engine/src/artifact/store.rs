@@ -13,6 +13,7 @@ use mixquant_crds::names::{ARTIFACT_MANIFEST, ARTIFACT_REPORT, ARTIFACT_WEIGHTS}
 use super::manifest::{FileEntry, Manifest};
 use super::{Artifact, Check};
 use crate::error::{Error, Result};
+use crate::files;
 
 /// Hidden folders with this prefix belong to a run that lives or died.
 const DRAFT_PREFIX: &str = ".draft-";
@@ -171,7 +172,7 @@ fn remove_stale(root: &Path) {
 
 /// Whether a living process holds the draft. A draft without a lock file is one that was killed while it was made or published: the root's lock excludes both.
 fn is_alive(draft: &Path) -> bool {
-    match File::open(draft.join(LOCK)) {
+    match files::open(&draft.join(LOCK)) {
         Ok(file) => !matches!(file.try_lock(), Ok(())),
         Err(error) => error.kind() != io::ErrorKind::NotFound,
     }

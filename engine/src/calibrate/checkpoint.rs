@@ -15,6 +15,7 @@ use super::quantise::Assignment;
 use crate::artifact::weights;
 use crate::dataset::Window;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::quant::QuantisedLinear;
 
 /// Goes up when the same inputs give another result.
@@ -61,7 +62,7 @@ impl Checkpoints {
     /// The layer that an earlier run finished.
     pub(super) fn load(&self, layer: usize) -> Option<Vec<QuantisedLinear>> {
         let path = self.find(layer)?;
-        let content = fs::read(&path).ok()?;
+        let content = files::read(&path, u64::MAX).ok()?;
         let whole = path.file_name()?.to_str()? == file_name(layer, &content);
         let linears = weights::decode(&content).ok().filter(|_| whole);
         let Some(mut linears) = linears else {
@@ -139,7 +140,7 @@ fn remove_stale(root: &Path, own: &str) {
         if !name.starts_with(PREFIX) || name == own {
             continue;
         }
-        let lock = File::open(entry.path().join(LOCK));
+        let lock = files::open(&entry.path().join(LOCK));
         if lock.is_ok_and(|lock| lock.try_lock().is_ok()) {
             let _stays = fs::remove_dir_all(entry.path());
         }

@@ -9,14 +9,14 @@ pub mod gptq;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 
+use crate::artifact::MAX_JSON_BYTES;
 use crate::artifact::weights::{Tensor, floats, serialise};
 use crate::calibrate::checkpoint::Checkpoints;
 use crate::calibrate::quantise::{Assignment, quantise};
@@ -24,7 +24,8 @@ use crate::calibrate::quantisers::Recipe;
 use crate::calibrate::sensitivity;
 use crate::dataset::{Dataset, Window, sample};
 use crate::error::{Error, Result};
-use crate::model::Model;
+use crate::files;
+use crate::model::{self, Model};
 use crate::progress::Progress;
 use crate::quality::bits_per_weight;
 use crate::quant::{QuantisedLinear, QuantisedLinears, Scheme};
@@ -255,7 +256,7 @@ fn parent(out: &Path) -> &Path {
 
 fn read_config(model: &Path) -> Result<Value> {
     let path = model.join("config.json");
-    let text = fs::read(&path)
+    let text = files::read(&path, MAX_JSON_BYTES)
         .map_err(|error| Error::model(format!("cannot read {}: {error}", path.display())))?;
     let config: Value = serde_json::from_slice(&text)
         .map_err(|error| Error::model(format!("{} is not JSON: {error}", path.display())))?;
@@ -283,7 +284,7 @@ fn finish_config(
     quantisation: Option<Value>,
     folder: &Path,
     layout: Layout,
-) -> std::io::Result<()> {
+) -> io::Result<()> {
     if let Some(quantisation) = quantisation {
         if layout == Layout::Gptq {
             write_file(&folder.join("quantize_config.json"), &pretty(&quantisation))?;
@@ -298,13 +299,13 @@ fn pretty(value: &Value) -> Vec<u8> {
 }
 
 /// Everything that is neither weights nor the configuration: tokenizer, template, licence.
-fn copy_files(model: &Path, to: &Path) -> std::io::Result<()> {
+fn copy_files(model: &Path, to: &Path) -> io::Result<()> {
     for entry in fs::read_dir(model)? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default();
         let text = name.to_string_lossy();
         if path.is_file() && !text.contains(".safetensors") && text != "config.json" {
-            fs::write(to.join(name), fs::read(&path)?)?;
+            io::copy(&mut files::open(&path)?, &mut File::create(to.join(name))?)?;
         }
     }
     Ok(())
@@ -326,10 +327,7 @@ fn for_each_tensor(model: &Path, mut each: impl FnMut(Tensor) -> Result<()>) -> 
         .collect();
     paths.sort();
     for path in paths {
-        let file = File::open(&path).map_err(|error| cannot(&path, &error))?;
-        #[expect(unsafe_code, reason = "mmap")]
-        // SAFETY: as in `model::mmap`: a checkpoint is not changed while it is read.
-        let map = unsafe { Mmap::map(&file) }.map_err(|error| cannot(&path, &error))?;
+        let map = model::map(&path)?;
         let tensors = SafeTensors::deserialize(&map).map_err(|error| cannot(&path, &error))?;
         let mut names = tensors.names();
         names.sort_unstable();
@@ -422,13 +420,13 @@ impl<'a> Writer<'a> {
     }
 }
 
-fn write_file(path: &Path, content: &[u8]) -> std::io::Result<()> {
+fn write_file(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(content)?;
     file.sync_all()
 }
 
-fn failed(out: &Path, error: &std::io::Error) -> Error {
+fn failed(out: &Path, error: &io::Error) -> Error {
     Error::storage(format!(
         "cannot write the checkpoint {}: {error}; free space or check the volume",
         out.display()

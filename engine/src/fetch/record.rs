@@ -7,10 +7,15 @@ use std::path::Path;
 use mixquant_crds::Digest;
 use serde::{Deserialize, Serialize};
 
+use crate::files;
+
 /// In a finished folder, and beside one that is being made.
 pub(super) const RECORD: &str = ".mixquant-fetch.json";
 /// The name of a file that is not whole yet ends so.
 pub(super) const PART: &str = ".part";
+
+/// A record names some files.
+const MAX_RECORD_BYTES: u64 = 4 << 20;
 
 /// A file of a source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,7 +51,7 @@ pub(super) struct Record {
 impl Record {
     /// The record in a folder; one that cannot be read is none.
     pub(super) fn read(folder: &Path) -> Option<Self> {
-        let text = std::fs::read(folder.join(RECORD)).ok()?;
+        let text = files::read(&folder.join(RECORD), MAX_RECORD_BYTES).ok()?;
         serde_json::from_slice(&text).ok()
     }
 

@@ -9,7 +9,8 @@ use sha2::{Digest as _, Sha256};
 use super::checkpoint::Checkpoint;
 use super::checkpoint::mmap::release;
 use super::config::Config;
-use crate::{Error, Result};
+use crate::tokenizer::MAX_FILE_BYTES;
+use crate::{Error, Result, files};
 
 /// Read when they exist; weights are added.
 pub(crate) const FILES: &[&str] = &[
@@ -32,7 +33,7 @@ pub(super) fn of_model(path: &Path, checkpoint: &dyn Checkpoint) -> Result<Diges
     };
     let mut lines = Vec::new();
     for name in FILES {
-        match std::fs::read(directory.join(name)) {
+        match files::read(&directory.join(name), MAX_FILE_BYTES) {
             Ok(bytes) => lines.push(line(&Sha256::digest(&bytes), name)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => {

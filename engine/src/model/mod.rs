@@ -25,7 +25,7 @@ use mixquant_crds::{DecodeScheme, Digest, KvCacheMode, PrecisionPlan, WeightCopi
 pub use self::blockwise::StoredLinear;
 pub(crate) use self::checkpoint::random_values;
 use self::checkpoint::{Checkpoint, Random, Requantised};
-pub(crate) use self::checkpoint::{SHARD_INDEX, SINGLE_SHARD, shards_of_index};
+pub(crate) use self::checkpoint::{SHARD_INDEX, SINGLE_SHARD, map, shards_of_index};
 pub use self::config::Config;
 use self::copies::Rounded;
 pub use self::copies::WeightBytes;

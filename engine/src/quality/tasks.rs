@@ -3,12 +3,13 @@
 //! The recipe of the reference: the prompt with its control tokens, the most likely token at most `max_new_tokens` times, cut at the first stop
 //! string, white space stripped.
 
-use std::fs;
 use std::path::Path;
 
 use serde::Deserialize;
 
+use crate::dataset;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::model::{Chunk, LogitRows, Model, Pass, Workspace};
 use crate::tokenizer::{Special, Tokenizer};
 
@@ -47,22 +48,8 @@ fn default_stop() -> Vec<String> {
 pub fn read(path: &Path, count: Option<usize>) -> Result<Vec<Task>> {
     let name = path.display();
     let cannot = |error: std::io::Error| Error::data(format!("cannot read {name}: {error}"));
-    let bytes = fs::metadata(path).map_err(cannot)?.len();
-    if bytes > MAX_FILE_BYTES {
-        return Err(Error::data(format!(
-            "{name} has {bytes} bytes, more than {MAX_FILE_BYTES}: take a sample of it"
-        )));
-    }
-    let text = fs::read_to_string(path).map_err(cannot)?;
-    let lines = text
-        .lines()
-        .enumerate()
-        .filter(|(_, line)| !line.trim().is_empty());
-    let tasks: Vec<Task> = lines
-        .map(|(index, line)| {
-            parse(line).map_err(|why| Error::data(format!("{name} line {}: {why}", index + 1)))
-        })
-        .collect::<Result<_>>()?;
+    let text = files::read_text(path, MAX_FILE_BYTES).map_err(cannot)?;
+    let tasks = dataset::rows(&name.to_string(), &text, |_, line| parse(line))?;
     let count = count.unwrap_or(tasks.len());
     if count == 0 || count > tasks.len() {
         return Err(Error::data(format!(
@@ -145,6 +132,8 @@ fn most_likely(logits: &[f32]) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -1,11 +1,10 @@
 //! Maps a weights file read-only into memory, and lets go of what was read: the only unsafe code outside the kernels.
 
-use std::fs::File;
 use std::path::Path;
 
 use memmap2::{Mmap, UncheckedAdvice};
 
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 
 /// The bytes of a whole, non-empty file.
 ///
@@ -15,22 +14,19 @@ use crate::{Error, Result};
     unsafe_code,
     reason = "a mapping is only as constant as the file under it"
 )]
-pub(super) fn map(path: &Path) -> Result<Mmap> {
+pub(crate) fn map(path: &Path) -> Result<Mmap> {
     let failed = |error: std::io::Error| {
         let fix = match error.kind() {
             std::io::ErrorKind::NotFound => "is missing: download the model again",
             std::io::ErrorKind::PermissionDenied => "cannot be read: check its permissions",
+            std::io::ErrorKind::InvalidInput => {
+                "is not a file: point at a Hugging Face model directory"
+            }
             _ => "cannot be mapped: check the volume",
         };
         Error::model(format!("{}: {fix} ({error})", path.display()))
     };
-    let file = File::open(path).map_err(failed)?;
-    if !file.metadata().map_err(failed)?.is_file() {
-        return Err(Error::model(format!(
-            "{}: is not a file: point at a Hugging Face model directory",
-            path.display()
-        )));
-    }
+    let file = files::open(path).map_err(failed)?;
     // SAFETY: the mapping is private and read-only. Model volumes are mounted read-only in pods and nobody writes into a model that serves;
     // every length and offset in the file is checked before bytes are read as numbers, and all bit patterns are valid numbers.
     unsafe { Mmap::map(&file) }.map_err(failed)

@@ -16,6 +16,7 @@ use memmap2::Mmap;
 pub(super) use self::gguf::GgufFile;
 pub(crate) use self::made::random_values;
 pub(super) use self::made::{Random, Requantised};
+pub(crate) use self::mmap::map;
 pub(super) use self::rows::select_rows;
 pub(super) use self::shards::Shards;
 pub(crate) use self::shards::{INDEX as SHARD_INDEX, SINGLE as SINGLE_SHARD, shards_of_index};

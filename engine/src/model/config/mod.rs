@@ -6,6 +6,7 @@ mod family;
 mod raw;
 mod rope;
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -15,7 +16,7 @@ use self::family::{AttentionBias, Family};
 use self::raw::{Ids, RawConfig, RawGeneration};
 pub use self::rope::{RopeParameters, RopeScaling};
 use crate::formats::Format;
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 
 /// A configuration file above this size is not one.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -313,26 +314,20 @@ fn shown(text: &str) -> String {
 /// The text of a file that may be missing.
 pub(super) fn read_small_file(path: &Path) -> Result<Option<String>> {
     let failed = |error: &std::io::Error| {
+        let fix = match error.kind() {
+            ErrorKind::FileTooLarge | ErrorKind::InvalidData => "download the model again",
+            _ => "check the path and its permissions",
+        };
         Error::model(format!(
-            "{}: cannot be read ({error}): check the path and its permissions",
+            "{}: cannot be read ({error}): {fix}",
             path.display()
         ))
     };
-    let metadata = match std::fs::metadata(path) {
-        Ok(metadata) => metadata,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failed(&error)),
-    };
-    if metadata.len() > MAX_FILE_BYTES {
-        return Err(Error::model(format!(
-            "{}: has {} bytes, more than any such file: download the model again",
-            path.display(),
-            metadata.len()
-        )));
+    match files::read_text(path, MAX_FILE_BYTES) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed(&error)),
     }
-    std::fs::read_to_string(path)
-        .map(Some)
-        .map_err(|error| failed(&error))
 }
 
 pub(super) fn parse<'a, T: Deserialize<'a>>(file: &str, text: &'a str) -> Result<T> {
