@@ -1,22 +1,22 @@
 //! Chat templates: a conversation to the text that the model was trained on.
 //!
-//! The template comes from the model directory only, runs with a fuel limit and sees no clock, so that two pods answer alike.
-//! Text of a message that spells a control token is carried through the template as a mark and comes out as a
-//! [`Piece::Literal`], which the tokenizer encodes as ordinary text.
+//! The template comes from the model directory only, runs within bounds (`chat/limits.rs`) and sees no clock, so that two pods answer alike.
+//! It says which part of its result is a message's: a content can go through the template as a mark and come out as a
+//! [`Piece::Content`]. What is done with the pieces is the tokenizer's (`tokenizer/control.rs`).
+
+mod limits;
 
 use std::path::Path;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Kwargs;
-use minijinja::{Environment, ErrorKind, Value as Jinja, context};
+use minijinja::{AutoEscape, Environment, ErrorKind, State, Value as Jinja, context};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use self::limits::{FUEL, KEPT, MAX_RENDERED_BYTES};
 use crate::error::{Error, Result};
 use crate::tokenizer::{named_token, read};
-
-/// Instructions that one rendering may take: the longest known templates need a few thousand for each message.
-const FUEL: u64 = 20_000_000;
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,17 +30,17 @@ pub struct ChatMessage {
 /// A part of a rendered conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Piece {
-    /// Text in which control tokens count.
+    /// What the template wrote, and contents that it was shown.
     Rendered(String),
-    /// Text of a message that spells a control token and must not become one.
-    Literal(String),
+    /// A message's content without the white space around it, which the template was not shown.
+    Content(String),
 }
 
 impl Piece {
     /// The text of the piece.
     pub fn text(&self) -> &str {
         match self {
-            Self::Rendered(text) | Self::Literal(text) => text,
+            Self::Rendered(text) | Self::Content(text) => text,
         }
     }
 }
@@ -48,10 +48,10 @@ impl Piece {
 /// A model's chat template, compiled.
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    /// The file that it comes from, which errors name.
+    file: String,
     bos: String,
     eos: String,
-    /// The written forms of the control tokens, longest first, so that the longest is found where several begin alike.
-    controls: Vec<String>,
 }
 
 impl ChatTemplate {
@@ -59,37 +59,33 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// When the template does not compile.
-    pub fn open(directory: &Path, config: &Value, controls: &[String]) -> Result<Option<Self>> {
+    pub fn open(directory: &Path, config: &Value) -> Result<Option<Self>> {
         let path = directory.join("chat_template.jinja");
-        let (source, name) = match read(&path)? {
+        let (source, file) = match read(&path)? {
             Some(bytes) => (
                 String::from_utf8(bytes)
                     .map_err(|_| Error::model(format!("{} is not UTF-8", path.display())))?,
-                path,
+                "chat_template.jinja",
             ),
             None => match configured(config) {
-                Some(source) => (source.to_owned(), directory.join("tokenizer_config.json")),
+                Some(source) => (source.to_owned(), "tokenizer_config.json"),
                 None => return Ok(None),
             },
         };
         let token = |key: &str| named_token(config, key).unwrap_or_default();
-        Self::compile(source, &token("bos_token"), &token("eos_token"), controls)
-            .map(Some)
-            .map_err(|error| {
-                Error::model(format!(
-                    "{}: chat template: {}",
-                    name.display(),
-                    one_line(&error)
-                ))
-            })
+        let (bos, eos) = (token("bos_token"), token("eos_token"));
+        let compiled = limits::deep(|| Self::compile(&source, file, &bos, &eos))
+            .map_err(|error| no_thread(&error))?;
+        compiled.map(Some).map_err(|error| {
+            Error::model(format!(
+                "{}: chat template: {}",
+                directory.join(file).display(),
+                one_line(&error)
+            ))
+        })
     }
 
-    fn compile(
-        source: String,
-        bos: &str,
-        eos: &str,
-        controls: &[String],
-    ) -> Result<Self, minijinja::Error> {
+    fn compile(source: &str, file: &str, bos: &str, eos: &str) -> Result<Self, minijinja::Error> {
         let mut environment = Environment::new();
         environment.set_syntax(
             SyntaxConfig::builder()
@@ -98,6 +94,8 @@ impl ChatTemplate {
                 .build()?,
         );
         environment.set_fuel(Some(FUEL));
+        // By default the name of a file decides, and JSON would be escaped.
+        environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function(
@@ -107,61 +105,50 @@ impl ChatTemplate {
             },
         );
         environment.add_filter("tojson", tojson);
-        environment.add_template_owned("chat", source)?;
-        let mut controls = controls.to_vec();
-        controls.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
+        environment.add_function(KEPT, |state: &State<'_, '_>, value: Jinja| {
+            limits::kept(state, &value)
+        });
+        environment.add_template_owned(file.to_owned(), limits::guarded(source)?)?;
         Ok(Self {
             environment,
+            file: file.to_owned(),
             bos: bos.to_owned(),
             eos: eos.to_owned(),
-            controls,
         })
     }
 
-    /// The conversation with the assistant's turn opened at the end, control tokens that messages spell set apart.
+    /// Whether the template's source holds this text.
+    pub(crate) fn names(&self, text: &str) -> bool {
+        (self.environment.get_template(&self.file))
+            .is_ok_and(|template| template.source().contains(text))
+    }
+
+    /// The conversation with the assistant's turn opened at the end. The content of message `i` is a piece of its own where `apart(i)`; the
+    /// template sees a mark in its place, between the white space that it may trim. An empty content is always shown.
     ///
     /// # Errors
     /// When a role is not a word or the template refuses the messages.
-    pub fn render(&self, messages: &[ChatMessage]) -> Result<Vec<Piece>> {
-        let mark = unused_character(messages)?;
-        self.run(messages, mark, |text| self.marked(text, mark))
-    }
-
-    /// As [`Self::render`], with the edges of messages that might complete a control token set apart too.
-    /// Nothing when no message has such an edge.
-    ///
-    /// # Errors
-    /// As [`Self::render`].
-    pub fn render_edges(&self, messages: &[ChatMessage]) -> Result<Option<Vec<Piece>>> {
-        if !messages
-            .iter()
-            .any(|message| self.risky_start(&message.content) || self.risky_end(&message.content))
-        {
-            return Ok(None);
-        }
-        let mark = unused_character(messages)?;
-        let pieces = self.run(messages, mark, |text| self.marked_edges(text, mark))?;
-        Ok(Some(pieces))
-    }
-
-    fn run(
+    pub fn render(
         &self,
         messages: &[ChatMessage],
-        mark: char,
-        transform: impl Fn(&str) -> String,
+        apart: impl Fn(usize) -> bool,
     ) -> Result<Vec<Piece>> {
+        let mark = unused_character(messages)?;
         let mut list = Vec::with_capacity(messages.len());
-        for message in messages {
+        for (index, message) in messages.iter().enumerate() {
             let word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
             if message.role.is_empty() || !message.role.chars().all(word) {
                 return Err(Error::data(
                     "a message's role must be a word such as system, user, assistant or tool",
                 ));
             }
-            list.push(context! {
-                role => message.role.as_str(),
-                content => transform(&message.content),
-            });
+            let (before, body, after) = trimmed(&message.content);
+            let content = if apart(index) && !body.is_empty() {
+                format!("{before}{mark}{index}{mark}{after}")
+            } else {
+                message.content.clone()
+            };
+            list.push(context! { role => message.role.as_str(), content => content });
         }
         let context = context! {
             messages => list,
@@ -169,90 +156,63 @@ impl ChatTemplate {
             bos_token => self.bos.as_str(),
             eos_token => self.eos.as_str(),
         };
-        let text = (self.environment.get_template("chat"))
-            .and_then(|template| template.render(context))
-            .map_err(|error| {
-                Error::data(format!(
-                    "the chat template refuses the messages: {}",
-                    one_line(&error)
-                ))
-            })?;
-        Ok(self.split(&text, mark))
-    }
-
-    /// Each control token in `text` replaced by its number between two marks.
-    fn marked(&self, text: &str, mark: char) -> String {
-        let mut marked = String::with_capacity(text.len());
-        let mut rest = text;
-        while let Some(character) = rest.chars().next() {
-            let found = (self.controls.iter().enumerate())
-                .find(|(_, control)| rest.starts_with(control.as_str()));
-            if let Some((number, control)) = found {
-                marked.extend([mark.to_string(), number.to_string(), mark.to_string()]);
-                rest = &rest[control.len()..];
-            } else {
-                marked.push(character);
-                rest = &rest[character.len_utf8()..];
-            }
+        let rendered = limits::deep(|| {
+            (self.environment.get_template(&self.file))
+                .and_then(|template| template.render(context))
+                .map_err(|error| one_line(&error))
+        });
+        let text = rendered
+            .map_err(|error| no_thread(&error))?
+            .map_err(|why| self.refuses(&why))?;
+        if text.len() > MAX_RENDERED_BYTES {
+            return Err(self.refuses(&format!("they become {} bytes", text.len())));
         }
-        marked
+        Ok(split(&text, mark, messages))
     }
 
-    /// As [`Self::marked`], with an empty pair of marks at risky edges (inside the white space that a template may trim).
-    fn marked_edges(&self, text: &str, mark: char) -> String {
-        let body = text.trim();
-        let start = text.len() - text.trim_start().len();
-        let (before, after) = (&text[..start], &text[start + body.len()..]);
-        let edge = |risky: bool| {
-            if risky {
-                format!("{mark}{mark}")
-            } else {
-                String::new()
+    fn refuses(&self, why: &str) -> Error {
+        Error::data(format!(
+            "the chat template ({}) refuses the messages: {why}",
+            self.file
+        ))
+    }
+}
+
+fn no_thread(error: &std::io::Error) -> Error {
+    Error::internal(format!("there is no thread for the chat template: {error}"))
+}
+
+/// A text, and the white space before and after it.
+fn trimmed(text: &str) -> (&str, &str, &str) {
+    let body = text.trim();
+    let start = text.len() - text.trim_start().len();
+    (&text[..start], body, &text[start + body.len()..])
+}
+
+/// The pieces of a text with marks: `mark`, a message's number, `mark`. What the template left of a mark that it cut is dropped.
+fn split(text: &str, mark: char, messages: &[ChatMessage]) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    let mut rendered = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once(mark) {
+        rendered.push_str(before);
+        rest = after;
+        let marked = after.split_once(mark).and_then(|(number, after)| {
+            Some((messages.get(number.parse::<usize>().ok()?)?, after))
+        });
+        if let Some((message, after)) = marked {
+            if !rendered.is_empty() {
+                pieces.push(Piece::Rendered(std::mem::take(&mut rendered)));
             }
-        };
-        let first = edge(self.risky_start(text));
-        let last = edge(self.risky_end(text));
-        format!("{before}{first}{}{last}{after}", self.marked(body, mark))
-    }
-
-    /// Whether the text begins with the end of a control token.
-    fn risky_start(&self, text: &str) -> bool {
-        let text = text.trim();
-        self.inner_cuts().any(|(_, tail)| text.starts_with(tail))
-    }
-
-    /// Whether the text ends with the beginning of a control token.
-    fn risky_end(&self, text: &str) -> bool {
-        let text = text.trim();
-        self.inner_cuts().any(|(head, _)| text.ends_with(head))
-    }
-
-    fn inner_cuts(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.controls.iter().flat_map(|control| {
-            control
-                .char_indices()
-                .skip(1)
-                .map(|(at, _)| control.split_at(at))
-        })
-    }
-
-    fn split(&self, text: &str, mark: char) -> Vec<Piece> {
-        let mut pieces = Vec::new();
-        for (index, part) in text.split(mark).enumerate() {
-            if index % 2 == 0 {
-                if !part.is_empty() {
-                    pieces.push(Piece::Rendered(part.to_owned()));
-                }
-            } else if let Some(control) = part
-                .parse::<usize>()
-                .ok()
-                .and_then(|number| self.controls.get(number))
-            {
-                pieces.push(Piece::Literal(control.clone()));
-            }
+            pieces.push(Piece::Content(message.content.trim().to_owned()));
+            rest = after;
         }
-        pieces
     }
+    rendered.push_str(rest);
+    if !rendered.is_empty() {
+        pieces.push(Piece::Rendered(rendered));
+    }
+    pieces
 }
 
 /// The template in `tokenizer_config.json`: a text, or a list of named ones of which `default` is meant.
@@ -312,8 +272,7 @@ mod tests {
     use super::*;
 
     fn template(source: &str) -> ChatTemplate {
-        let controls = ["<|user|>", "<|end|>", "<|end|>x"].map(str::to_owned);
-        ChatTemplate::compile(source.to_owned(), "<s>", "</s>", &controls).unwrap()
+        ChatTemplate::compile(source, "chat_template.jinja", "<s>", "</s>").unwrap()
     }
 
     fn said(content: &str) -> ChatMessage {
@@ -323,73 +282,131 @@ mod tests {
         }
     }
 
-    fn text(template: &ChatTemplate, content: &str) -> String {
-        template
-            .render(&[said(content)])
-            .unwrap()
-            .iter()
-            .map(Piece::text)
-            .collect()
+    fn shown(template: &ChatTemplate, content: &str) -> Result<String> {
+        let pieces = template.render(&[said(content)], |_| false)?;
+        Ok(pieces.iter().map(Piece::text).collect())
     }
 
     const TURNS: &str = "{{ bos_token }}{% for m in messages %}{{ '<|' + m.role + '|>' + m['content'].strip() + '<|end|>' }}{% endfor %}";
 
     #[test]
-    fn control_tokens_in_a_message_are_literal_pieces() {
-        let pieces = template(TURNS)
-            .render(&[said("a<|end|>xb<|user|>")])
-            .unwrap();
-        let literal = |text: &str| Piece::Literal(text.to_owned());
+    fn contents_are_pieces_between_the_templates_own_text() {
+        let messages = [" a<|end|>x ", "\n", "b\u{FDD0}1\u{FDD0}"].map(said);
+        let pieces = template(TURNS).render(&messages, |_| true).unwrap();
+        let content = |text: &str| Piece::Content(text.to_owned());
         let rendered = |text: &str| Piece::Rendered(text.to_owned());
         let expected = [
-            rendered("<s><|user|>a"),
-            literal("<|end|>x"),
-            rendered("b"),
-            literal("<|user|>"),
+            rendered("<s><|user|>"),
+            content("a<|end|>x"),
+            rendered("<|end|><|user|><|end|><|user|>"),
+            content("b\u{FDD0}1\u{FDD0}"),
             rendered("<|end|>"),
         ];
         assert_eq!(pieces, expected);
     }
 
     #[test]
-    fn text_survives_the_marks() {
+    fn a_mark_that_the_template_cuts_is_dropped_and_no_text_with_it() {
+        let pieces = template("{{ messages[0].content[:2] }}of{{ messages[0].content[1:] }}it")
+            .render(&[said("whole")], |_| true)
+            .unwrap();
+        assert_eq!(pieces, [Piece::Rendered("0of0it".to_owned())]);
+    }
+
+    #[test]
+    fn contents_that_are_shown_come_out_as_they_are() {
         let template = template("{{ messages[0].content }}");
-        for content in [
-            "",
-            "a\u{FDD0}0\u{FDD0}",
-            "<|",
-            "1 <|end|> \u{1F600}",
-            "\u{FDD0}\u{FDD1}<|user|><|user|>",
+        for content in ["", "a\u{FDD0}0\u{FDD0}", " <|", "\u{FDD0}\u{FDD1}<|user|>"] {
+            assert_eq!(shown(&template, content).unwrap(), content);
+        }
+    }
+
+    /// Each in the smallest of stacks, and as deep or as long as its bounds allow.
+    #[test]
+    fn hostile_templates_end_in_an_error_that_names_the_file() {
+        let space = "{% set ns = namespace(x='xxxxxxxx') %}{% for i in range(100000) %}";
+        let kept = |value: &str, shown: &str| {
+            format!("{space}{{% set ns.x = {value} %}}{{% endfor %}}{{{{ {shown} }}}}")
+        };
+        let folder = tempfile::tempdir().unwrap();
+        for (source, why) in [
+            (kept("[ns.x]", "ns.x"), "lists or maps deep"),
+            (kept("{'a': ns.x}", "ns.x|tojson"), "lists or maps deep"),
+            (kept("[ns]", "ns"), "lists or maps deep"),
+            (kept("ns.x ~ ns.x", "1"), "fuel"),
+            (kept("[ns.x] + [1]", "1"), "lists or maps deep"),
+            (kept("1", "'x' * 100000000000"), "fuel"),
+            (
+                "{% for a in range(100000) %}{% for b in range(100000) %}x{% endfor %}{% endfor %}"
+                    .to_owned(),
+                "fuel",
+            ),
+            (
+                "{% for a in range(100000) %}{{ 'x' * 10000 }}{% endfor %}".to_owned(),
+                "fuel",
+            ),
+            (
+                "{% for a in range(2000) %}{{ 'x' * 10000 }}{% endfor %}".to_owned(),
+                "bytes",
+            ),
+            (
+                "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}".to_owned(),
+                "recursion limit",
+            ),
+            (
+                "{% for a in [[1]] recursive %}{{ loop([[1]]) }}{% endfor %}".to_owned(),
+                "recursion limit",
+            ),
+            ("{% include 'chat_template.jinja' %}".to_owned(), "include"),
+            (
+                format!("{{{{ 1{} }}}}", "+1".repeat(5000)),
+                "characters of code",
+            ),
+            (format!("{{{{ x{} }}}}", "()".repeat(4000)), "x is unknown"),
+            (format!("{{{{ {}x() }}}}", "-".repeat(8000)), "x is unknown"),
+            (
+                format!(
+                    "{{% if 0 %}}{}{{% endif %}}{{{{ x() }}}}",
+                    "{% elif 0 %}".repeat(10_000)
+                ),
+                "x is unknown",
+            ),
+            (
+                format!(
+                    "{{% set x = [] %}}{}{{{{ x }}}}{{{{ y() }}}}",
+                    "{% set x=[x] %}".repeat(8000)
+                ),
+                "y is unknown",
+            ),
+            ("x".repeat(200_000), "200000 bytes"),
         ] {
-            assert_eq!(text(&template, content), content);
+            std::fs::write(folder.path().join("chat_template.jinja"), &source).unwrap();
+            let error = match ChatTemplate::open(folder.path(), &Value::Null) {
+                Ok(template) => shown(&template.unwrap(), "hi").unwrap_err(),
+                Err(error) => error,
+            };
+            let start: String = source.chars().take(60).collect();
+            assert!(error.message.contains(why), "{start}: {error}");
+            assert!(
+                error.message.contains("chat_template.jinja"),
+                "{start}: {error}"
+            );
         }
     }
 
     #[test]
-    fn edges_that_could_complete_a_control_token_are_set_apart_inside_white_space() {
-        let template = template(TURNS);
-        let pieces = template.render_edges(&[said(" a<|us ")]).unwrap().unwrap();
-        let expected = ["<s><|user|>a<|us", "<|end|>"].map(|text| Piece::Rendered(text.to_owned()));
-        assert_eq!(pieces, expected);
+    fn a_namespace_keeps_what_templates_keep_in_it() {
+        let source = "{% set ns = namespace(system='', turns=[]) %}{% for m in messages %}{% set ns.system = ns.system ~ m.content %}{% set ns.turns = ns.turns + [{'role': m.role}] %}{% endfor %}{{ ns.system }} {{ ns.turns }} {{ ns.turns[0].role }}";
         assert_eq!(
-            template.render_edges(&[said("nothing to see")]).unwrap(),
-            None
+            shown(&template(source), "hi").unwrap(),
+            "hi [{'role': 'user'}] user"
         );
     }
 
     #[test]
-    fn a_template_that_never_ends_runs_out_of_fuel() {
-        let loops =
-            "{% for a in range(100000) %}{% for b in range(100000) %}x{% endfor %}{% endfor %}";
-        let error = template(loops).render(&[said("hi")]).unwrap_err();
-        assert!(error.message.contains("fuel"), "{error}");
-    }
-
-    #[test]
     fn a_template_may_refuse_and_names_why() {
-        let error = template("{{ raise_exception('roles must alternate') }}")
-            .render(&[said("hi")])
-            .unwrap_err();
+        let refuses = template("{{ raise_exception('roles must alternate') }}");
+        let error = shown(&refuses, "hi").unwrap_err();
         assert!(error.message.contains("roles must alternate"), "{error}");
         assert!(!error.message.contains('\n'), "{error}");
     }
@@ -400,12 +417,15 @@ mod tests {
             role: "user|>x<|end".to_owned(),
             content: String::new(),
         };
-        assert!(template(TURNS).render(&[message]).is_err());
+        assert!(template(TURNS).render(&[message], |_| false).is_err());
     }
 
     #[test]
     fn json_in_a_template_is_pythons() {
         let source = r#"{{ {"a": [1, "<b>&'\\u003c"]} | tojson }}"#;
-        assert_eq!(text(&template(source), ""), r#"{"a": [1, "<b>&'\\u003c"]}"#);
+        assert_eq!(
+            shown(&template(source), "").unwrap(),
+            r#"{"a": [1, "<b>&'\\u003c"]}"#
+        );
     }
 }

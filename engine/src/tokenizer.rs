@@ -1,7 +1,9 @@
 //! Text to token ids and back: the `tokenizers` crate behind the few operations that the engine needs.
 //!
 //! Serving, calibration and verification call it. Ids turn into text through one table of bytes, so that a stream of tokens
-//! and the whole answer decode alike. It never lets the text of a chat message become a control token (see [`crate::chat`]).
+//! and the whole answer decode alike. It never lets the text of a chat message become a control token (`tokenizer/control.rs`).
+
+mod control;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::ErrorKind;
@@ -11,6 +13,7 @@ use std::path::Path;
 use serde_json::Value;
 use tokenizers::Tokenizer as Inner;
 
+use self::control::Controls;
 use crate::chat::{ChatMessage, ChatTemplate, Piece};
 use crate::error::{Error, Result};
 use crate::files;
@@ -32,8 +35,7 @@ pub enum Special {
 pub struct Tokenizer {
     /// Control tokens in the text become single ids.
     inner: Inner,
-    /// Control tokens in the text are text.
-    plain: Inner,
+    controls: Controls,
     bytes: Vec<Box<[u8]>>,
     special: BTreeSet<u32>,
     bos: Option<u32>,
@@ -85,8 +87,6 @@ impl Tokenizer {
             .with_truncation(None)
             .map_err(|error| broken(&error))?;
         inner.with_padding(None);
-        let mut plain = inner.clone();
-        plain.set_encode_special_tokens(true);
         let vocabulary = vocabulary(&inner).map_err(|error| broken(&error))?;
         let style = byte_style(&json);
         let added = inner.get_added_tokens_decoder();
@@ -104,10 +104,12 @@ impl Tokenizer {
             .collect();
         let bos = named_token(&config, "bos_token").and_then(|token| inner.token_to_id(&token));
         let add_bos = config.get("add_bos_token").and_then(Value::as_bool);
-        let template = ChatTemplate::open(directory, &config, &control_texts(&added))?;
+        let template = ChatTemplate::open(directory, &config)?;
+        let controls =
+            Controls::new(&inner, &json, template.as_ref()).map_err(|error| broken(&error))?;
         Ok(Self {
             inner,
-            plain,
+            controls,
             bytes,
             special,
             bos,
@@ -183,7 +185,7 @@ impl Tokenizer {
     /// # Errors
     /// When the model has no chat template, or the template refuses the messages.
     pub fn chat_prompt(&self, messages: &[ChatMessage]) -> Result<String> {
-        let pieces = self.template()?.render(messages)?;
+        let pieces = self.template()?.render(messages, |_| false)?;
         Ok(pieces.iter().map(Piece::text).collect())
     }
 
@@ -192,33 +194,7 @@ impl Tokenizer {
     /// # Errors
     /// As [`Self::chat_prompt`].
     pub fn encode_chat(&self, messages: &[ChatMessage]) -> Result<Vec<u32>> {
-        let template = self.template()?;
-        let pieces = template.render(messages)?;
-        let ids = self.encode_pieces(&pieces)?;
-        // The edge of a message and the template's own text might form a control token together. That takes a second
-        // rendering with the edges marked; it is used only when it differs, since a mark also separates ordinary tokens.
-        if let Some(pieces) = template.render_edges(messages)? {
-            let separated = self.encode_pieces(&pieces)?;
-            if !self.controls(&ids).eq(self.controls(&separated)) {
-                return Ok(separated);
-            }
-        }
-        Ok(ids)
-    }
-
-    fn controls<'a>(&'a self, ids: &'a [u32]) -> impl Iterator<Item = &'a u32> {
-        ids.iter().filter(|id| self.special.contains(id))
-    }
-
-    fn encode_pieces(&self, pieces: &[Piece]) -> Result<Vec<u32>> {
-        let mut ids = Vec::new();
-        for piece in pieces {
-            ids.extend(match piece {
-                Piece::Rendered(text) => encode(&self.inner, text, false)?,
-                Piece::Literal(text) => encode(&self.plain, text, false)?,
-            });
-        }
-        Ok(ids)
+        (self.controls).encode_chat(&self.inner, self.template()?, messages)
     }
 
     fn template(&self) -> Result<&ChatTemplate> {
@@ -295,15 +271,6 @@ fn vocabulary(tokenizer: &Inner) -> Result<Vec<String>, String> {
         tokens[id as usize] = token;
     }
     Ok(tokens)
-}
-
-fn control_texts<'a>(
-    added: impl IntoIterator<Item = (&'a u32, &'a tokenizers::AddedToken)>,
-) -> Vec<String> {
-    (added.into_iter())
-        .filter(|(_, token)| token.special && !token.content.is_empty())
-        .map(|(_, token)| token.content.clone())
-        .collect()
 }
 
 fn encode(tokenizer: &Inner, text: &str, add_special: bool) -> Result<Vec<u32>> {
