@@ -1,7 +1,7 @@
 //! What a client gets instead of an answer: a status and OpenAI's error object, always with a message that says what to change.
 
 use axum::Json;
-use axum::http::header::RETRY_AFTER;
+use axum::http::header::{CONNECTION, RETRY_AFTER};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
@@ -47,11 +47,8 @@ impl ApiError {
     }
 
     /// The path exists, the method does not.
-    pub(super) fn method() -> Self {
-        Self::new(
-            StatusCode::METHOD_NOT_ALLOWED,
-            "this path has no such method",
-        )
+    pub(super) fn method(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, message)
     }
 
     /// The body is too long.
@@ -63,11 +60,8 @@ impl ApiError {
     }
 
     /// The body took too long.
-    pub(super) fn timeout() -> Self {
-        Self::new(
-            StatusCode::REQUEST_TIMEOUT,
-            "the body did not arrive in time",
-        )
+    pub(super) fn timeout(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, message)
     }
 
     /// No room now; another try may succeed.
@@ -78,6 +72,14 @@ impl ApiError {
     /// The engine failed.
     pub(super) fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+    }
+
+    /// Whether the rest of the request was not read, so that no other can follow.
+    fn ends_connection(&self) -> bool {
+        matches!(
+            self.status,
+            StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT
+        )
     }
 
     /// OpenAI's error object.
@@ -106,6 +108,10 @@ impl From<Error> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
+        if self.ends_connection() {
+            let close = HeaderValue::from_static("close");
+            response.headers_mut().insert(CONNECTION, close);
+        }
         if self.status == StatusCode::SERVICE_UNAVAILABLE {
             response
                 .headers_mut()

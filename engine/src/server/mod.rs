@@ -11,6 +11,7 @@ mod http;
 mod logprobs;
 mod reply;
 mod request;
+mod seats;
 mod start;
 mod text;
 
@@ -21,7 +22,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::Request as HttpRequest;
+use axum::http::{Method, Request as HttpRequest, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use tokio::sync::Semaphore;
@@ -63,12 +64,34 @@ fn router(app: Arc<App>) -> Router {
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/models", get(text::models))
+        .route("/v1/models/{*name}", get(text::model))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
         .route("/health", get(text::health))
-        .fallback(async || ApiError::not_found("there is no such path"))
-        .method_not_allowed_fallback(async || ApiError::method())
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(unknown_method)
         .with_state(app)
+}
+
+async fn unknown_path(method: Method, uri: Uri) -> ApiError {
+    ApiError::not_found(format!(
+        "there is no {}: chat with POST /v1/chat/completions, complete a text with POST /v1/completions, see the model with GET /v1/models",
+        shown(&method, &uri)
+    ))
+}
+
+async fn unknown_method(method: Method, uri: Uri) -> ApiError {
+    ApiError::method(format!(
+        "there is no {}: the header `allow` names the methods of this path",
+        shown(&method, &uri)
+    ))
+}
+
+/// A request's first line for a message, cut where a client made it long.
+fn shown(method: &Method, uri: &Uri) -> String {
+    let path: String = uri.path().chars().take(100).collect();
+    let method: String = method.as_str().chars().take(20).collect();
+    format!("{method} {path}")
 }
 
 async fn completions(State(app): State<Arc<App>>, request: HttpRequest<Body>) -> Response {
@@ -233,17 +256,19 @@ impl App {
     /// The request's `model`, when it has one, must be the one that is served.
     fn check_model(&self, fields: &mut Fields) -> Result<(), ApiError> {
         match fields.string("model")? {
-            Some(name) if name != self.model_name => {
-                let (name, served): (String, &str) =
-                    (name.chars().take(100).collect(), &self.model_name);
-                let mut error = ApiError::not_found(format!(
-                    "the model `{name}` is not served here: use `{served}`"
-                ));
-                error.param = Some("model".to_owned());
-                Err(error)
-            }
+            Some(name) if name != self.model_name => Err(self.unknown_model(&name)),
             _ => Ok(()),
         }
+    }
+
+    fn unknown_model(&self, name: &str) -> ApiError {
+        let name: String = name.chars().take(100).collect();
+        let served = &self.model_name;
+        let mut error = ApiError::not_found(format!(
+            "the model `{name}` is not served here: use `{served}`"
+        ));
+        error.param = Some("model".to_owned());
+        error
     }
 
     /// Each prompt's ids and its text for an echo.

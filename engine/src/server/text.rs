@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::http::Request as HttpRequest;
 use axum::response::Response;
 use serde_json::{Value, json};
@@ -20,14 +20,29 @@ use super::{App, admin};
 
 /// `GET /v1/models`.
 pub(super) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    let model = json!({
+    Json(json!({"object": "list", "data": [described(&app)]}))
+}
+
+/// `GET /v1/models/NAME`; a name may have slashes.
+pub(super) async fn model(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    if name == app.model_name {
+        Ok(Json(described(&app)))
+    } else {
+        Err(app.unknown_model(&name))
+    }
+}
+
+fn described(app: &App) -> Value {
+    json!({
         "id": app.model_name,
         "object": "model",
         "created": app.created,
         "owned_by": "mixquant",
         "max_model_len": app.bounds.max_sequence_length,
-    });
-    Json(json!({"object": "list", "data": [model]}))
+    })
 }
 
 /// `POST /tokenize`: a `prompt` or `messages` to ids.

@@ -1,5 +1,8 @@
 //! Wrong requests: each is answered by a 4xx in OpenAI's shape that names its field, and changes nothing.
 
+use std::io::{ErrorKind, Write as _};
+use std::net::TcpStream;
+
 use serde_json::{Value, json};
 
 use crate::client::{Response, get, post, post_bytes, raw};
@@ -215,6 +218,48 @@ fn a_body_above_the_limit_is_a_413_however_it_is_sent() {
 }
 
 #[test]
+fn a_client_that_sends_a_declared_body_to_its_end_still_reads_the_413() {
+    let server = Server::common();
+    // Larger than what the sockets on both sides hold.
+    let body = "x".repeat(32 << 20);
+    let error = refused(
+        raw(server.api, &post_bytes("/v1/completions", &body)),
+        413,
+        "sent whole",
+    );
+    assert!(
+        error["message"].as_str().unwrap().contains("4194304 bytes"),
+        "{error}"
+    );
+}
+
+#[test]
+fn large_bodies_that_stand_still_do_not_hold_up_one_that_arrives() {
+    let server = Server::common();
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: 4194304\r\n\r\n";
+    let slow: Vec<TcpStream> = (0..40)
+        .map(|_| {
+            let mut stream = TcpStream::connect(server.api).unwrap();
+            stream.write_all(head.as_bytes()).unwrap();
+            stream.write_all(&vec![b' '; (4 << 20) - 1]).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            stream
+        })
+        .collect();
+    let long = json!({"prompt": "a ".repeat(1_500_000)});
+    refused(post(server.api, "/v1/completions", &long), 400, "too long");
+    // It did not wait until the others' time was up.
+    let open = slow
+        .iter()
+        .filter(|stream| {
+            let peeked = stream.peek(&mut [0]);
+            peeked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+        })
+        .count();
+    assert!(open >= 20, "{open} of 40 are open");
+}
+
+#[test]
 fn unknown_models_paths_and_methods_are_refused_in_the_same_shape() {
     let server = Server::common();
     let body = json!({"model": "gpt-9", "prompt": "a"});
@@ -241,7 +286,28 @@ fn unknown_models_paths_and_methods_are_refused_in_the_same_shape() {
     ] {
         refused(get(server.api, path), 404, path);
     }
-    refused(get(server.api, "/v1/completions"), 405, "GET");
+    let wrong = get(server.api, "/v1/completions");
+    assert_eq!(wrong.header("allow"), Some("POST"));
+    let error = refused(wrong, 405, "GET");
+    assert!(
+        error["message"]
+            .as_str()
+            .unwrap()
+            .contains("GET /v1/completions"),
+        "{error}"
+    );
+    refused(
+        post(server.api, "/v1/models/kube-llama", &json!({})),
+        405,
+        "POST",
+    );
+    for name in ["gpt-9", "org/name", "kube-llama/", "%2e%2e"] {
+        refused(get(server.api, &format!("/v1/models/{name}")), 404, name);
+    }
+    assert_eq!(
+        get(server.api, "/v1/models/kube-llama").json()["id"],
+        "kube-llama"
+    );
     let models = get(server.api, "/v1/models").json();
     assert_eq!(models["data"][0]["id"], "kube-llama");
     assert_eq!(models["data"][0]["max_model_len"], 1024);
