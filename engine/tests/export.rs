@@ -303,8 +303,8 @@ fn what_cannot_work_is_one_clear_line_and_leaves_nothing() {
             "the GPTQ layout cannot hold W8A8",
         ),
         (
-            &["--scheme", "W8A8", "--quantiser", "awq"],
-            "cannot make W8A8",
+            &["--scheme", "FP8", "--quantiser", "awq"],
+            "cannot make FP8",
         ),
         (&["--damp", "0"], "--damp is 0"),
         (&["--budget-bpw", "3"], "give at least 4.1"),

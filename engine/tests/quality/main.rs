@@ -5,6 +5,7 @@
 #[path = "../jobs/mod.rs"]
 mod jobs;
 
+mod linears;
 mod outliers;
 mod texts;
 mod whole;

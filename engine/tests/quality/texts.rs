@@ -25,7 +25,7 @@ pub(crate) fn windows(file: &str, tokens: usize, count: usize) -> Vec<Window> {
 }
 
 pub(crate) fn calibration() -> Vec<Window> {
-    windows("calibration.jsonl", 512, 32)
+    windows("calibration.jsonl", 256, 16)
 }
 
 /// Texts that no quantiser has seen.

@@ -3,13 +3,16 @@
 //! Both searches minimise the squared error of the outputs, from the inputs' second moments. Exponent 0 (no scaling) and ratio 1 (no clipping)
 //! are among the candidates, so by this measure it is never worse than rounding to nearest.
 
+use std::ops::RangeInclusive;
+
 use rayon::prelude::*;
 
+use super::smoothquant::Outputs;
 use super::{Place, powers_of_two, scaled};
 use crate::calibrate::statistics::output_error;
 use crate::quant::affine::{Affine, Grid, range};
 use crate::quant::round::{round_to_nearest, with_blocks};
-use crate::quant::{QuantisedWeight, WeightFormat};
+use crate::quant::{ActivationFormat, QuantisedWeight, WeightFormat};
 
 /// Exponents of the mean magnitude: 0, 1/20 … 1.
 const EXPONENTS: u16 = 20;
@@ -17,8 +20,9 @@ const EXPONENTS: u16 = 20;
 const RATIOS: u16 = 44;
 /// The one that is the whole range.
 const WHOLE: u16 = 4;
-/// How often a row's groups are gone through.
+/// How often a row's groups are gone through: first with all shares, then with those around the one that was best.
 const SWEEPS: usize = 4;
+const AROUND: u16 = 4;
 
 /// How it goes about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,10 +41,11 @@ impl Default for Awq {
 pub fn quantise(
     place: &Place<'_>,
     format: WeightFormat,
+    activations: ActivationFormat,
     awq: Awq,
 ) -> (Vec<QuantisedWeight>, Option<Vec<f32>>) {
     let moments = damped(place.statistics.moments());
-    let scale = best_scale(place, &moments, format);
+    let scale = best_scale(place, &moments, format, activations);
     let moments = match &scale {
         Some(scale) => divided(&moments, scale),
         None => moments,
@@ -48,7 +53,10 @@ pub fn quantise(
     let weights = place.weights.iter().map(|rows| {
         let rows = scaled(rows, scale.as_deref());
         match format.grid() {
-            Some(grid) if awq.clip => clipped(&rows, &moments, format, grid),
+            // With 256 codes there is nothing to win by clipping.
+            Some(grid) if awq.clip && format != WeightFormat::Int8 => {
+                clipped(&rows, &moments, format, grid)
+            }
             _ => round_to_nearest(&rows, place.statistics.inputs, format),
         }
     });
@@ -73,9 +81,16 @@ fn damped(mut moments: Vec<f32>) -> Vec<f32> {
     moments
 }
 
-/// The input scale whose rounded weights miss the outputs least.
-fn best_scale(place: &Place<'_>, moments: &[f32], format: WeightFormat) -> Option<Vec<f32>> {
+/// The input scale whose rounded weights miss the outputs least. Where activations are rounded too, so they are in the comparison: a scale that
+/// suits the weights alone may leave activations with outliers.
+fn best_scale(
+    place: &Place<'_>,
+    moments: &[f32],
+    format: WeightFormat,
+    activations: ActivationFormat,
+) -> Option<Vec<f32>> {
     let inputs = place.statistics.inputs;
+    let outputs = (activations != ActivationFormat::Bf16).then(|| Outputs::new(place, activations));
     let mut best = (f64::INFINITY, None);
     for step in 0..=EXPONENTS {
         let exponent = f64::from(step) / f64::from(EXPONENTS);
@@ -86,16 +101,20 @@ fn best_scale(place: &Place<'_>, moments: &[f32], format: WeightFormat) -> Optio
             .map(|sum| sum.powf(exponent))
             .collect();
         let scale = powers_of_two(&magnitudes, place.tied);
-        let error: f64 = place
+        let weights: Vec<QuantisedWeight> = place
             .weights
             .iter()
-            .map(|rows| {
-                let weight = round_to_nearest(&scaled(rows, Some(&scale)), inputs, format);
-                let delta = error_of(rows, &weight, &scale);
-                output_error(&delta, moments, inputs)
-                    * f64::from(u32::try_from(rows.len()).unwrap_or(u32::MAX))
-            })
-            .sum();
+            .map(|rows| round_to_nearest(&scaled(rows, Some(&scale)), inputs, format))
+            .collect();
+        let error = match &outputs {
+            Some(outputs) => outputs.missed(&weights, Some(&scale)),
+            None => (place.weights.iter().zip(&weights))
+                .map(|(rows, weight)| {
+                    output_error(&error_of(rows, weight, &scale), moments, inputs)
+                        * f64::from(u32::try_from(rows.len()).unwrap_or(u32::MAX))
+                })
+                .sum(),
+        };
         if error < best.0 {
             best = (error, (step > 0).then_some(scale));
         }
@@ -148,6 +167,8 @@ struct Clipping<'a> {
     group: usize,
     grid: Grid,
     blocks: Vec<Affine>,
+    /// The share that each block is made with.
+    steps: Vec<u16>,
     /// What is wrong with each weight.
     delta: Vec<f32>,
     /// Half the gradient of the output error: the moments times `delta`.
@@ -174,6 +195,7 @@ impl<'a> Clipping<'a> {
             moments,
             group,
             grid,
+            steps: vec![WHOLE; blocks.len()],
             blocks,
             delta,
             gradient,
@@ -181,10 +203,16 @@ impl<'a> Clipping<'a> {
     }
 
     fn run(mut self) -> Vec<Affine> {
-        for _ in 0..SWEEPS {
+        for sweep in 0..SWEEPS {
             let mut changed = false;
             for group in 0..self.blocks.len() {
-                changed |= self.improve(group);
+                let tried = if sweep == 0 {
+                    0..=RATIOS
+                } else {
+                    let step = self.steps[group];
+                    step.saturating_sub(AROUND)..=RATIOS.min(step + AROUND)
+                };
+                changed |= self.improve(group, tried);
             }
             if !changed {
                 break;
@@ -194,12 +222,12 @@ impl<'a> Clipping<'a> {
     }
 
     /// Takes the best range of one group. Says whether that is another one than before.
-    fn improve(&mut self, index: usize) -> bool {
+    fn improve(&mut self, index: usize, tried: RangeInclusive<u16>) -> bool {
         let first = index * self.group;
         let end = self.row.len().min(first + self.group);
         let values = &self.row[first..end];
-        let mut best: (f32, Option<(Affine, Vec<f32>)>) = (0.0, None);
-        for step in 0..=RATIOS {
+        let mut best: (f32, Option<(u16, Affine, Vec<f32>)>) = (0.0, None);
+        for step in tried {
             let block = shrunk(self.grid, values, step);
             let change: Vec<f32> = values
                 .iter()
@@ -216,12 +244,13 @@ impl<'a> Clipping<'a> {
                 })
                 .sum();
             if growth < best.0 {
-                best = (growth, Some((block, change)));
+                best = (growth, Some((step, block, change)));
             }
         }
-        let (_, Some((block, change))) = best else {
+        let (_, Some((step, block, change))) = best else {
             return false;
         };
+        self.steps[index] = step;
         self.blocks[index] = block;
         for (offset, change) in change.iter().enumerate() {
             self.delta[first + offset] += change;
@@ -265,6 +294,8 @@ mod tests {
     use super::*;
     use crate::calibrate::quantisers::tests::{error_of_scaled, example, loud};
 
+    const BF16: ActivationFormat = ActivationFormat::Bf16;
+
     #[test]
     fn it_is_never_worse_than_rounding_to_nearest_and_much_better_with_outliers() {
         for (seed, outlier, bound) in [(3, 1.0, 1.0), (4, 50.0, 0.7)] {
@@ -277,7 +308,7 @@ mod tests {
                 };
                 let plain = round_to_nearest(&rows, 96, format);
                 let plain = error_of_scaled(&rows, &plain, None, &statistics);
-                let (weights, scale) = quantise(&place, format, Awq::default());
+                let (weights, scale) = quantise(&place, format, BF16, Awq::default());
                 let error = error_of_scaled(&rows, &weights[0], scale.as_deref(), &statistics);
                 assert!(
                     error <= bound * plain,
@@ -294,7 +325,12 @@ mod tests {
             group: None,
             symmetric: true,
         };
-        let (_, scale) = quantise(&Place::alone(&rows, &statistics), format, Awq::default());
+        let (_, scale) = quantise(
+            &Place::alone(&rows, &statistics),
+            format,
+            BF16,
+            Awq::default(),
+        );
         let scale = scale.expect("an outlier is worth a scale");
         assert!(
             scale
@@ -312,7 +348,12 @@ mod tests {
             group: Some(32),
             symmetric: false,
         };
-        let (weights, _) = quantise(&Place::alone(&rows, &statistics), format, Awq::default());
+        let (weights, _) = quantise(
+            &Place::alone(&rows, &statistics),
+            format,
+            BF16,
+            Awq::default(),
+        );
         weights[0].check("x").unwrap();
     }
 }

@@ -2,12 +2,14 @@
 //!
 //! Rows are independent of each other given the inputs' second moments, so they are worked on in pieces by all threads with one result.
 
-use std::str::FromStr;
+mod order;
 
 use rayon::prelude::*;
 
+pub use self::order::ActOrder;
+use self::order::{order, permuted};
 use super::cholesky::inverse_factor;
-use crate::calibrate::statistics::Statistics;
+use crate::calibrate::statistics::{Statistics, output_error};
 use crate::kernels::{Matrix, Values, detect};
 use crate::quant::affine::{Affine, Grid, range};
 use crate::quant::round::from_codes;
@@ -32,30 +34,6 @@ pub struct Gptq {
     pub true_sequential: bool,
 }
 
-/// The order of rounding, and what it means for groups.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ActOrder {
-    /// As the columns stand.
-    No,
-    /// Columns with the largest inputs first; groups are of neighbours, with the scales of the stored weights. Every layout holds it.
-    Weight,
-    /// Columns with the largest inputs first, and groups of columns in that order: inputs must be permuted to compute with it.
-    Group,
-}
-
-impl FromStr for ActOrder {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "no" => Ok(Self::No),
-            "weight" => Ok(Self::Weight),
-            "group" => Ok(Self::Group),
-            _ => Err("not an order: write no, weight or group".into()),
-        }
-    }
-}
-
 impl Default for Gptq {
     fn default() -> Self {
         Self {
@@ -71,6 +49,36 @@ impl Default for Gptq {
 /// # Errors
 /// Moments that are not finite; a format without a grid.
 pub fn quantise(
+    name: &str,
+    rows: &[f32],
+    statistics: &Statistics,
+    format: WeightFormat,
+    gptq: Gptq,
+) -> Result<QuantisedWeight> {
+    let ordered = rounded(name, rows, statistics, format, gptq)?;
+    if gptq.act_order != ActOrder::Weight {
+        return Ok(ordered);
+    }
+    let plain = Gptq {
+        act_order: ActOrder::No,
+        ..gptq
+    };
+    let plain = rounded(name, rows, statistics, format, plain)?;
+    let moments = statistics.moments();
+    let error = |weight: &QuantisedWeight| {
+        let mut delta = weight.dequantise();
+        delta.iter_mut().zip(rows).for_each(|(w, row)| *w -= row);
+        output_error(&delta, &moments, statistics.inputs)
+    };
+    Ok(if error(&plain) < error(&ordered) {
+        plain
+    } else {
+        ordered
+    })
+}
+
+/// The same in one order.
+fn rounded(
     name: &str,
     rows: &[f32],
     statistics: &Statistics,
@@ -121,23 +129,6 @@ fn stored_blocks(rows: &[f32], importance: &[f32], group: usize, grid: Grid) -> 
             let groups = row.chunks(group).zip(importance.chunks(group));
             groups.map(move |(values, importance)| fit(grid, values, importance))
         })
-        .collect()
-}
-
-/// The order in which columns are rounded.
-fn order(statistics: &Statistics, act_order: ActOrder) -> Vec<usize> {
-    let inputs = statistics.inputs;
-    let mut order: Vec<usize> = (0..inputs).collect();
-    if act_order != ActOrder::No {
-        let diagonal = |index: usize| statistics.hessian[index * (inputs + 1)];
-        order.sort_by(|one, two| diagonal(*two).total_cmp(&diagonal(*one)));
-    }
-    order
-}
-
-fn permuted(rows: &[f32], inputs: usize, order: &[usize]) -> Vec<f32> {
-    rows.par_chunks_exact(inputs)
-        .flat_map_iter(|row| order.iter().map(move |column| row[*column]))
         .collect()
 }
 

@@ -133,8 +133,7 @@ impl Recipe {
         let fits = match quantiser {
             Quantiser::Rtn => true,
             Quantiser::SmoothQuant => scheme.activations != ActivationFormat::Bf16,
-            Quantiser::Gptq(_) => scheme.weights.grid().is_some(),
-            Quantiser::Awq(_) => matches!(scheme.weights, WeightFormat::Int4 { .. }),
+            Quantiser::Gptq(_) | Quantiser::Awq(_) => scheme.weights.grid().is_some(),
             Quantiser::Lut => scheme.weights == WeightFormat::Lut4,
         };
         if fits {
@@ -143,8 +142,7 @@ impl Recipe {
         let known = match quantiser {
             Quantiser::Rtn => "every scheme",
             Quantiser::SmoothQuant => "W8A8 and FP8, which round activations",
-            Quantiser::Gptq(_) => "W4A16, W8A16 and W8A8",
-            Quantiser::Awq(_) => "W4A16",
+            Quantiser::Gptq(_) | Quantiser::Awq(_) => "W4A16, W8A16 and W8A8",
             Quantiser::Lut => "LUT4",
         };
         Err(Error::plan(format!(
@@ -184,7 +182,7 @@ impl Recipe {
                     .map(|(rows, name)| gptq::quantise(name, rows, place.statistics, format, gptq));
                 (weights.collect::<Result<_>>()?, None)
             }
-            Quantiser::Awq(awq) => awq::quantise(place, format, awq),
+            Quantiser::Awq(awq) => awq::quantise(place, format, activations, awq),
             Quantiser::SmoothQuant => smoothquant::quantise(place, format, activations),
         })
     }
@@ -325,6 +323,7 @@ pub(super) mod tests {
             ("W8A8", "smoothquant"),
             ("W8A16", "gptq"),
             ("W4A16-g64", "awq"),
+            ("W8A8", "awq"),
             ("LUT4", "lut"),
             ("FP8", "rtn"),
         ] {
@@ -333,7 +332,7 @@ pub(super) mod tests {
         for (scheme, quantiser, wanted) in [
             ("W4A16", "smoothquant", "cannot make W4A16: it makes W8A8"),
             ("FP8", "gptq", "it makes W4A16, W8A16"),
-            ("W8A8", "awq", "it makes W4A16"),
+            ("FP8", "awq", "it makes W4A16, W8A16"),
             ("W8A8", "lut", "it makes LUT4"),
         ] {
             assert!(check(scheme, quantiser).unwrap_err().contains(wanted));

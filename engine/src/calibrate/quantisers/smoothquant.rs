@@ -21,11 +21,7 @@ pub fn quantise(
     activations: ActivationFormat,
 ) -> (Vec<QuantisedWeight>, Option<Vec<f32>>) {
     let inputs = place.statistics.inputs;
-    let wanted: Vec<Vec<f32>> = place
-        .weights
-        .iter()
-        .map(|rows| product(&place.statistics.samples, rows, inputs))
-        .collect();
+    let outputs = Outputs::new(place, activations);
     let mut best = (f64::INFINITY, Vec::new(), None);
     let candidates = std::iter::once(None).chain(TENTHS.map(|tenths| {
         let exponent = f64::from(tenths) / 10.0;
@@ -37,20 +33,7 @@ pub fn quantise(
             .iter()
             .map(|rows| round_to_nearest(&scaled(rows, scale.as_deref()), inputs, format))
             .collect();
-        let mut samples = place.statistics.samples.clone();
-        if let Some(scale) = &scale {
-            for row in samples.chunks_exact_mut(inputs) {
-                row.iter_mut().zip(scale).for_each(|(x, s)| *x /= s);
-            }
-        }
-        activations.round(&mut samples, inputs);
-        let error = weights
-            .iter()
-            .zip(&wanted)
-            .map(|(weight, wanted)| {
-                distance(&product(&samples, &weight.dequantise(), inputs), wanted)
-            })
-            .sum();
+        let error = outputs.missed(&weights, scale.as_deref());
         if error < best.0 {
             best = (error, weights, scale);
         }
@@ -63,6 +46,48 @@ pub fn quantise(
             .collect();
     }
     (best.1, best.2)
+}
+
+/// Some real outputs of a place's linears, to measure by how much a candidate misses them when activations are rounded too.
+pub(super) struct Outputs<'a> {
+    samples: &'a [f32],
+    inputs: usize,
+    activations: ActivationFormat,
+    /// Of each linear, `[samples, out]`.
+    wanted: Vec<Vec<f32>>,
+}
+
+impl<'a> Outputs<'a> {
+    pub(super) fn new(place: &Place<'a>, activations: ActivationFormat) -> Self {
+        let (samples, inputs) = (&place.statistics.samples, place.statistics.inputs);
+        let weights = place.weights.iter();
+        Self {
+            samples,
+            inputs,
+            activations,
+            wanted: weights.map(|rows| product(samples, rows, inputs)).collect(),
+        }
+    }
+
+    /// The squared distance of what the weights give for inputs that are divided by the scale and rounded.
+    pub(super) fn missed(&self, weights: &[QuantisedWeight], scale: Option<&[f32]>) -> f64 {
+        let mut samples = self.samples.to_vec();
+        if let Some(scale) = scale {
+            for row in samples.chunks_exact_mut(self.inputs) {
+                row.iter_mut().zip(scale).for_each(|(x, s)| *x /= s);
+            }
+        }
+        self.activations.round(&mut samples, self.inputs);
+        let linears = weights.iter().zip(&self.wanted);
+        linears
+            .map(|(weight, wanted)| {
+                distance(
+                    &product(&samples, &weight.dequantise(), self.inputs),
+                    wanted,
+                )
+            })
+            .sum()
+    }
 }
 
 /// `max|x|^α / max|w|^(1-α)` of each input.
