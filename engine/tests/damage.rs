@@ -76,6 +76,12 @@ impl Shard {
         panic!("{tensor} is in no file of {}", folder.display());
     }
 
+    /// Puts the damaged bytes in place of the file, which is the healthy one under another name.
+    fn replace(&self) {
+        fs::remove_file(&self.path).unwrap();
+        fs::write(&self.path, &self.bytes).unwrap();
+    }
+
     /// The tensor's bytes and the length of one row of it in numbers.
     fn tensor(&mut self, name: &str) -> (&mut [u8], usize) {
         let number = |value: &serde_json::Value| usize::try_from(value.as_u64().unwrap()).unwrap();
@@ -111,15 +117,15 @@ fn damage_quantised(artifact: &Path, linear: &str, damage: Damage) {
         }
         Damage::Bit => bytes[CHANNEL * row + 5] ^= 0x40,
     }
-    fs::write(&shard.path, &shard.bytes).unwrap();
+    shard.replace();
 }
 
 /// Damages a model's tensor of BF16 numbers.
 fn damage_precise(model: &Path, name: &str, damage: Damage) {
     let mut shard = Shard::find(model, name);
     let (bytes, row) = shard.tensor(name);
-    // Of a vector the channel itself. Of the embedding a token that the prompts hold.
-    let channel = if name.contains("embed") {
+    // Of a vector the channel itself. Of embedding and head a token that the prompts hold.
+    let channel = if name.contains("embed") || name.contains("head") {
         FIRST as usize
     } else {
         3
@@ -140,7 +146,7 @@ fn damage_precise(model: &Path, name: &str, damage: Damage) {
         Damage::Nan => edit(first, &|_| bf16::NAN),
         Damage::Bit => edit(first, &|value| bf16::from_bits(value.to_bits() ^ 0x4000)),
     }
-    fs::write(&shard.path, &shard.bytes).unwrap();
+    shard.replace();
 }
 
 /// What each line of defence said of one damage.
@@ -236,8 +242,8 @@ impl Bench {
         }
         let model = place.join("model");
         let artifact = place.join(self.artifact.file_name().unwrap());
-        jobs::copy(&self.model, &model);
-        jobs::copy(&self.artifact, &artifact);
+        jobs::link(&self.model, &model);
+        jobs::link(&self.artifact, &artifact);
         match copy {
             "quantised" => damage_quantised(&artifact, tensor, damage),
             _ => damage_precise(&model, tensor, damage),
@@ -341,13 +347,17 @@ fn every_kind_of_damage_is_seen_or_harmless() {
             format!("model.layers.{LAYER}.{linear}.weight"),
         ));
     }
-    let norm = format!("model.layers.{LAYER}.input_layernorm.weight");
-    targets.push(("precise", "norm", norm));
-    targets.push((
-        "precise",
-        "embedding",
-        "model.embed_tokens.weight".to_owned(),
-    ));
+    for (kind, tensor) in [
+        (
+            "norm",
+            format!("model.layers.{LAYER}.input_layernorm.weight"),
+        ),
+        ("norm before the head", "model.norm.weight".to_owned()),
+        ("embedding", "model.embed_tokens.weight".to_owned()),
+        ("head", "lm_head.weight".to_owned()),
+    ] {
+        targets.push(("precise", kind, tensor));
+    }
     println!(
         "| tensor | damage | digest | loader | golden | valve | audit | prompts to 99 % | wrong answers |"
     );

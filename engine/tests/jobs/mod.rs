@@ -132,14 +132,23 @@ pub(crate) fn error_line(output: &Output) -> String {
 
 /// A copy of a folder of plain files and folders.
 pub(crate) fn copy(from: &Path, to: &Path) {
+    each_file(from, to, &|from, to| fs::copy(from, to).map(drop).unwrap());
+}
+
+/// The same files in another folder of the same disk: one that is changed must be removed first.
+pub(crate) fn link(from: &Path, to: &Path) {
+    each_file(from, to, &|from, to| fs::hard_link(from, to).unwrap());
+}
+
+fn each_file(from: &Path, to: &Path, put: &impl Fn(&Path, &Path)) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
         let target = to.join(entry.file_name());
         if entry.path().is_dir() {
-            copy(&entry.path(), &target);
+            each_file(&entry.path(), &target, put);
         } else {
-            fs::copy(entry.path(), target).unwrap();
+            put(&entry.path(), &target);
         }
     }
 }
