@@ -137,6 +137,12 @@ fn outliers_cost_plain_w8a8_its_quality_and_smoothing_wins_it_back() {
     let with = texts::distances(folder.path(), &rows);
     let without = texts::distances(&jobs::model(), &rows[..1]);
     let increase = |index: usize| with[index].perplexity_increase_percent;
+    for (name, report) in ["rtn", "smoothquant", "awq"].iter().zip(&with) {
+        println!(
+            "W8A8 {name} with outliers: perplexity {:+.3} %, KL {:.6}",
+            report.perplexity_increase_percent, report.kl_mean
+        );
+    }
     assert!(increase(0) > 5.0, "plain W8A8 visibly loses: {:?}", with[0]);
     for smoothed in [1, 2] {
         let report = &with[smoothed];

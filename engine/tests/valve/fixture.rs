@@ -94,7 +94,11 @@ pub(crate) fn read(
     (reading, workspace)
 }
 
-/// Chat and retrieval prompts as clients send them, at most `most` of each file: those beside the checkout, or the repository's.
+/// Tokens of a passage of plain text.
+const PASSAGE: usize = 128;
+
+/// Chat and retrieval prompts as clients send them and passages of plain text, at most `most` of each file: those beside the checkout, or the
+/// repository's.
 pub(crate) fn traffic(tokenizer: &Tokenizer, most: usize) -> Vec<Vec<u32>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let shared = root.join("../../shared/data");
@@ -131,6 +135,13 @@ pub(crate) fn traffic(tokenizer: &Tokenizer, most: usize) -> Vec<Vec<u32>> {
                 .filter(|ids| ids.len() >= THRESHOLD as usize)
                 .take(most),
         );
+    }
+    let texts =
+        ["eval-ppl.txt", "evaluation.txt"].map(|name| fs::read_to_string(folder.join(name)));
+    for text in texts.into_iter().flatten() {
+        let ids = tokenizer.encode(&text, Special::None).unwrap();
+        let passages = ids.chunks_exact(PASSAGE - 1).take(most);
+        prompts.extend(passages.map(|passage| [&[tokenizer.bos().unwrap()], passage].concat()));
     }
     prompts
 }

@@ -9,7 +9,7 @@ use mixquant_engine::valve::read::{Check, Valve};
 use crate::fixture::{directory, model, settings, traffic};
 
 /// Prompts of each file; `MIXQUANT_PROMPTS` sets another number.
-const MOST: usize = 40;
+const MOST: usize = 30;
 
 #[test]
 fn healthy_traffic_falls_back_on_less_than_one_percent_and_costs_one_step_and_the_audit() {
