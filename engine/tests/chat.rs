@@ -26,6 +26,10 @@ const CONTROLS: [&str; 7] = [
 
 /// How the control tokens are declared, and what happens to text before they are looked for.
 #[derive(Debug, Clone)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "they are the flags that a tokenizer.json has"
+)]
 struct Kind {
     special: bool,
     normalized: bool,
@@ -238,7 +242,7 @@ fn words_and_white_space_that_extend_the_vocabulary_stay_tokens_in_messages() {
     }
 }
 
-/// What Qwen 3, DeepSeek R1 and their like do with earlier answers.
+/// What Qwen 3, `DeepSeek` R1 and their like do with earlier answers.
 const REASONING: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and '</think>' in m.content %}{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n<think>\n";
 
 #[test]

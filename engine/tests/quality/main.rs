@@ -1,6 +1,10 @@
 //! What quantisers are worth on the shipped model, on a bounded sample; `make quality` prints the whole table.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "helpers of tests panic and print as tests do"
+)]
 
 #[path = "../jobs/mod.rs"]
 mod jobs;
