@@ -145,8 +145,8 @@ fn every_quantiser_of_the_prefill_copy_gives_one_artifact_on_any_number_of_threa
 
 #[test]
 fn a_quantiser_that_cannot_make_the_prefill_copy_is_refused() {
-    let wanted = ["the quantiser awq cannot make W8A8", "it makes W4A16"];
-    refused(&["--quantiser", "awq"], FailureReason::PlanInvalid, &wanted);
+    let wanted = ["the quantiser lut cannot make W8A8", "it makes LUT4"];
+    refused(&["--quantiser", "lut"], FailureReason::PlanInvalid, &wanted);
     refused(
         &["--mix", "code=1"],
         FailureReason::DataInvalid,

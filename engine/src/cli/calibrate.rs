@@ -49,7 +49,7 @@ pub struct Arguments {
     /// Tokens of a window; --sequence-length by default.
     #[arg(long, value_name = "TOKENS")]
     pub eval_sequence_length: Option<usize>,
-    /// How the W8A8 copy is made: rtn, smoothquant or gptq.
+    /// How the W8A8 copy is made: rtn, smoothquant, gptq or awq.
     #[arg(long, value_name = "NAME", default_value = "rtn")]
     pub quantiser: Quantiser,
     /// Refuse any other model.
