@@ -9,6 +9,10 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, PersistentVolumeClaim};
+use kube::Client;
+use kube::api::PostParams;
+use serde_json::json;
 
 use crate::kubectl::Kubectl;
 use crate::means;
@@ -75,6 +79,29 @@ fn install(kubectl: &Kubectl) -> anyhow::Result<()> {
     kubectl
         .must(&["wait", established, "--timeout=30s", resource])
         .map(drop)
+}
+
+/// Makes a namespace with what the examples refer to: claims and texts.
+///
+/// # Errors
+/// What the apiserver refuses.
+pub async fn furnish(client: &Client, namespace: &str) -> anyhow::Result<()> {
+    let post = PostParams::default();
+    let object = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
+    kube::Api::<Namespace>::all(client.clone())
+        .create(&post, &object)
+        .await?;
+    let texts = json!({"metadata": {"name": "texts"}, "data": {"calibration.jsonl": "{\"text\": \"a\"}\n", "evaluation.txt": "b\n"}});
+    kube::Api::<ConfigMap>::namespaced(client.clone(), namespace)
+        .create(&post, &serde_json::from_value(texts)?)
+        .await?;
+    for claim in ["models", "artifacts"] {
+        let claim = json!({"metadata": {"name": claim}, "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}});
+        kube::Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace)
+            .create(&post, &serde_json::from_value(claim)?)
+            .await?;
+    }
+    Ok(())
 }
 
 struct Programs {

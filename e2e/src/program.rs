@@ -11,6 +11,18 @@ use anyhow::Context as _;
 use crate::kubectl::Kubectl;
 use crate::means;
 
+/// The operator's command line for an apiserver of the tests: without leader election, and as if it ran in the chart's namespace, whose pods
+/// may read metrics.
+pub fn command(program: &Path, kubeconfig: &Path) -> Command {
+    let mut command = Command::new(program);
+    command
+        .args(["run", "--leader-elect=false", "--log-format=text"])
+        .args(["--lease-namespace", crate::operator::NAMESPACE])
+        .env("KUBECONFIG", kubeconfig)
+        .stdin(Stdio::null());
+    command
+}
+
 /// A running operator without leader election.
 pub struct Operator {
     process: Child,
@@ -28,13 +40,9 @@ impl Operator {
             .and_then(|listener| listener.local_addr())
             .expect("the loopback has a free port")
             .port();
-        let process = Command::new(program)
-            .args(["run", "--leader-elect=false", "--log-format=text"])
-            .args(["--lease-namespace", crate::operator::NAMESPACE])
+        let process = command(&program, kubectl.kubeconfig().unwrap_or(Path::new("")))
             .arg(format!("--admin-listen=127.0.0.1:{port}"))
             .args(arguments)
-            .env("KUBECONFIG", kubectl.kubeconfig().unwrap_or(Path::new("")))
-            .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()

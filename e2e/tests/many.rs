@@ -70,12 +70,9 @@ async fn many_services_settle_rest_and_do_not_keep_a_new_one_waiting() {
         return;
     };
     let count = std::env::var("MIXQUANT_SERVICES").map_or(40, |text| text.parse().unwrap());
-    server
-        .kubectl
-        .must(&["create", "namespace", NAMESPACE])
-        .unwrap();
     let kubectl = server.kubectl.in_namespace(NAMESPACE);
-    inputs(&kubectl);
+    let client = client(&kubectl).await;
+    apiserver::furnish(&client, NAMESPACE).await.unwrap();
     let example =
         std::fs::read_to_string(means::repository().join("crds/examples/chat.yaml")).unwrap();
     let example: Value = serde_norway::from_str(&example).unwrap();
@@ -87,7 +84,7 @@ async fn many_services_settle_rest_and_do_not_keep_a_new_one_waiting() {
         "v1alpha1",
         "MixQuantService",
     ));
-    let services = Api::namespaced_with(client(&kubectl).await, NAMESPACE, &kind);
+    let services = Api::namespaced_with(client, NAMESPACE, &kind);
     let world = World { services, operator };
 
     let start = Instant::now();
@@ -116,18 +113,6 @@ async fn many_services_settle_rest_and_do_not_keep_a_new_one_waiting() {
         "the operator held {} MiB",
         most >> 20
     );
-}
-
-/// What the example's fields refer to.
-fn inputs(kubectl: &mixquant_e2e::kubectl::Kubectl) {
-    for name in ["models", "artifacts"] {
-        let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
-            "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}});
-        kubectl.apply(&claim.to_string()).unwrap();
-    }
-    let texts = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "texts"},
-        "data": {"calibration.jsonl": "{\"text\": \"a\"}\n", "evaluation.txt": "a\n"}});
-    kubectl.apply(&texts.to_string()).unwrap();
 }
 
 async fn client(kubectl: &mixquant_e2e::kubectl::Kubectl) -> kube::Client {

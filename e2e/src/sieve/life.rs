@@ -2,7 +2,7 @@
 //! back, is scaled and deleted. At one write of it the operator may be killed.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::proxy::{Asked, Counts, Fault, Moment, Proxy};
 use super::state::{self, State};
 use super::world::{World, services};
+use crate::{apiserver, program};
 
 /// The parts of a life, in order.
 pub const PARTS: [&str; 7] = [
@@ -94,22 +95,9 @@ impl Operator {
             .create(true)
             .append(true)
             .open(self.means.folder.join(format!("{}.log", self.namespace)))?;
-        let child = Command::new(&self.means.operator)
-            .args([
-                "run",
-                "--leader-elect=false",
-                "--log-format=text",
-                "--admin-listen=127.0.0.1:0",
-            ])
-            .args([
-                "--watch-namespace",
-                &self.namespace,
-                // The same for all: policies let its pods read metrics.
-                "--lease-namespace",
-                "mixquant-system",
-            ])
-            .env("KUBECONFIG", &self.kubeconfig)
-            .stdin(Stdio::null())
+        let child = program::command(&self.means.operator, &self.kubeconfig)
+            .arg("--admin-listen=127.0.0.1:0")
+            .args(["--watch-namespace", &self.namespace])
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()
@@ -161,7 +149,7 @@ impl Life {
     /// # Errors
     /// What the apiserver refuses.
     pub async fn begin(client: &Client, namespace: &str, means: &Means) -> anyhow::Result<Self> {
-        furnish(client, namespace).await?;
+        apiserver::furnish(client, namespace).await?;
         let proxy = Proxy::start(client.clone()).await?;
         let kubeconfig = means.folder.join(format!("{namespace}.kubeconfig"));
         write_kubeconfig(&kubeconfig, &proxy.address)?;
@@ -312,27 +300,6 @@ fn write_kubeconfig(path: &Path, server: &str) -> anyhow::Result<()> {
          users: [{{name: operator, user: {{}}}}]\ncontexts: [{{name: test, context: {{cluster: test, user: operator}}}}]\ncurrent-context: test\n"
     );
     std::fs::write(path, text).with_context(|| path.display().to_string())
-}
-
-/// The namespace with what the example refers to.
-async fn furnish(client: &Client, namespace: &str) -> anyhow::Result<()> {
-    use k8s_openapi::api::core::v1::{ConfigMap, Namespace, PersistentVolumeClaim};
-    let post = PostParams::default();
-    let object = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
-    kube::Api::<Namespace>::all(client.clone())
-        .create(&post, &object)
-        .await?;
-    let texts = json!({"metadata": {"name": "texts"}, "data": {"calibration.jsonl": "{\"text\": \"a\"}\n", "evaluation.txt": "b\n"}});
-    kube::Api::<ConfigMap>::namespaced(client.clone(), namespace)
-        .create(&post, &serde_json::from_value(texts)?)
-        .await?;
-    for claim in ["models", "artifacts"] {
-        let claim = json!({"metadata": {"name": claim}, "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}});
-        kube::Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace)
-            .create(&post, &serde_json::from_value(claim)?)
-            .await?;
-    }
-    Ok(())
 }
 
 /// The example of all lives: the smallest service, with steps as short as they may be. There is no node here, so room is not counted.

@@ -1,4 +1,4 @@
-//! Does the canary fit? Asked before its pods are made and before they grow; `canary::fit` has the arithmetic.
+//! Does the canary fit? Asked before its pods are made and before they grow; `places::fit` has the arithmetic.
 //!
 //! The answer is memory (`status.rollout.room`) before anything gives way, and the gap is told before it opens. A canary that fits nowhere
 //! is not begun: stable is left as it is and the question is asked again.
