@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use mixquant_engine::bench::{Options, Source, run};
+use mixquant_engine::bench::{Options, Source, on_request, run};
 use mixquant_engine::progress::Progress;
 
 fn options(source: Source) -> Options {
@@ -46,6 +46,28 @@ fn every_scheme_and_phase_has_a_rate_and_every_rate_its_roof() {
     let text = report.to_string();
     for word in ["| W8A8 |", "prefill 33", "decode at 5", "memory read by 1"] {
         assert!(text.contains(word), "{word} is missing from\n{text}");
+    }
+}
+
+#[test]
+fn a_caller_gets_the_samples_of_one_round_for_a_line() {
+    let mut options = micro();
+    options.schemes.truncate(2);
+    let mut answers = Vec::new();
+    on_request(&options, &b"\n\n"[..], &mut answers).unwrap();
+    let answers = String::from_utf8(answers).unwrap();
+    let [ready, first, second] = answers.lines().collect::<Vec<_>>()[..] else {
+        panic!("a line when ready and one a request, not\n{answers}");
+    };
+    assert_eq!(ready, r#"{"ready":true}"#);
+    for line in [first, second] {
+        let samples: Vec<serde_json::Value> = serde_json::from_str(line).unwrap();
+        assert_eq!(samples.len(), 2 * (options.prefill.len() + 1));
+        assert!(
+            samples
+                .iter()
+                .all(|sample| sample["wall"].as_f64() > Some(0.0))
+        );
     }
 }
 

@@ -9,7 +9,10 @@ mod report;
 mod roofs;
 mod shape;
 
+use std::io::{BufRead, Write};
 use std::time::Duration;
+
+use serde_json::json;
 
 pub use self::clock::{Seconds, Spread};
 pub use self::load::{Copies, Load, load, write};
@@ -136,11 +139,8 @@ fn read_prompt(
     Ok(())
 }
 
-/// Measures.
-///
-/// # Errors
-/// A model that cannot be opened, a length that it has no context for, nothing to measure, or a signal.
-pub fn run(options: &Options, progress: &Progress) -> Result<Report> {
+/// Refuses options by which nothing would be measured.
+fn check(options: &Options) -> Result<()> {
     if options.schemes.is_empty() || options.rounds == 0 || options.steps == 0 {
         return Err(Error::data(
             "nothing is measured: give at least one scheme, one round and one step",
@@ -151,6 +151,51 @@ pub fn run(options: &Options, progress: &Progress) -> Result<Report> {
             "a prompt or a context of 0 tokens cannot be measured: give at least 1",
         ));
     }
+    Ok(())
+}
+
+/// One round at each line of `requests`, answered by a line of JSON: the samples of each scheme, prefill by length and then decode. So a caller
+/// lets several programs take turns.
+///
+/// # Errors
+/// Those of [`run`], and a caller that is gone.
+pub fn on_request(
+    options: &Options,
+    requests: impl BufRead,
+    mut answers: impl Write,
+) -> Result<()> {
+    check(options)?;
+    let subjects = options.schemes.iter();
+    let mut subjects: Vec<Subject> = subjects
+        .map(|storage| Subject::new(options, *storage))
+        .collect::<Result<_>>()?;
+    let mut answer = |value: serde_json::Value| {
+        let written = writeln!(answers, "{value}").and_then(|()| answers.flush());
+        written.map_err(|error| Error::internal(format!("nobody reads the answers ({error})")))
+    };
+    answer(json!({"ready": true}))?;
+    for _ in requests.lines().map_while(std::io::Result::ok) {
+        let mut samples = Vec::new();
+        for subject in &mut subjects {
+            subject.round(options)?;
+            samples.extend(
+                subject
+                    .samples
+                    .iter()
+                    .filter_map(|cell| cell.last().copied()),
+            );
+        }
+        answer(json!(samples))?;
+    }
+    Ok(())
+}
+
+/// Measures.
+///
+/// # Errors
+/// A model that cannot be opened, a length that it has no context for, nothing to measure, or a signal.
+pub fn run(options: &Options, progress: &Progress) -> Result<Report> {
+    check(options)?;
     let mut loading = progress.stage("weights", options.schemes.len());
     let mut subjects = Vec::new();
     for storage in &options.schemes {

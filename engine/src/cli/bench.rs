@@ -54,6 +54,9 @@ pub struct Arguments {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+    /// Instead of so many rounds: one at each line on standard input, answered by the seconds of its samples as a line of JSON.
+    #[arg(long, conflicts_with_all = ["rounds", "json"])]
+    pub on_request: bool,
     /// Instead: how long --model takes to its first answer, and the memory it takes; what is kept is BF16, Dual, `OnTheFly` or Single.
     #[arg(long, value_name = "COPIES", requires = "model")]
     pub load: Option<Copies>,
@@ -87,6 +90,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         rounds: arguments.rounds,
         sample: Duration::from_millis(arguments.sample_milliseconds),
     };
+    if arguments.on_request {
+        return bench::on_request(&options, std::io::stdin().lock(), std::io::stdout().lock());
+    }
     let report = bench::run(&options, &job::progress())?;
     print(arguments.json, &report)
 }

@@ -27,13 +27,21 @@ pub fn spin(unit: Unit, rounds: u32) -> Option<u64> {
     }
 }
 
-/// Reads all values once with the widest loads and returns their sum, which only keeps the reads from being left out.
-pub fn read(values: &[u64]) -> u64 {
+/// Reads all values once with the widest loads and returns their sum, which only keeps the reads from being left out. Whether fetching `ahead` of
+/// them helps is the machine's secret: try both.
+pub fn read(values: &[u64], ahead: bool) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f") {
         // SAFETY: the feature was seen.
-        return unsafe { x86::read(values) };
+        return unsafe {
+            if ahead {
+                x86::read::<true>(values)
+            } else {
+                x86::read::<false>(values)
+            }
+        };
     }
+    let _ = ahead;
     values.iter().fold(0, |sum, value| sum.wrapping_add(*value))
 }
 
@@ -137,7 +145,7 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx512f")]
-    pub(super) unsafe fn read(values: &[u64]) -> u64 {
+    pub(super) unsafe fn read<const FETCH: bool>(values: &[u64]) -> u64 {
         let (blocks, rest) = values.as_chunks::<64>();
         let mut sums = [_mm512_setzero_si512(); 8];
         for block in blocks {
@@ -145,7 +153,9 @@ mod x86 {
                 let line = block[8 * i..].as_ptr();
                 // SAFETY: a line of 8 values lies in the block; a prefetch reads nothing.
                 unsafe {
-                    _mm_prefetch::<_MM_HINT_T0>(line.wrapping_byte_add(AHEAD).cast());
+                    if FETCH {
+                        _mm_prefetch::<_MM_HINT_T0>(line.wrapping_byte_add(AHEAD).cast());
+                    }
                     *sum = _mm512_add_epi64(*sum, _mm512_loadu_si512(line.cast()));
                 }
             }
@@ -167,7 +177,9 @@ mod tests {
     fn a_read_sees_every_value_once() {
         for len in [0, 1, 63, 64, 65, 1000] {
             let values: Vec<u64> = (1..=len).collect();
-            assert_eq!(read(&values), len * (len + 1) / 2);
+            for ahead in [false, true] {
+                assert_eq!(read(&values, ahead), len * (len + 1) / 2);
+            }
         }
     }
 

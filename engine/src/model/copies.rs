@@ -14,32 +14,30 @@ const QUANTISED_ROWS: usize = 64;
 impl Linear {
     /// Rounds to INT8, part by part, so that no whole matrix is ever widened.
     pub(super) fn quantise(&self) -> QuantisedLinear {
-        let starts = (0..self.out_features)
-            .into_par_iter()
-            .step_by(QUANTISED_ROWS);
-        let parts: Vec<QuantisedLinear> = starts
-            .map(|start| {
-                let end = self.out_features.min(start + QUANTISED_ROWS);
-                let rows = self.weight.stored_rows(start..end);
-                QuantisedLinear::from_rows(String::new(), &rows, end - start, self.in_features)
-            })
-            .collect();
-        let mut codes = Vec::with_capacity(self.out_features * self.in_features);
-        let mut scales = Vec::with_capacity(self.out_features);
-        for part in parts {
-            if let Codes::Int8(part) = part.weight.codes {
-                codes.extend_from_slice(&part);
-            }
-            scales.extend_from_slice(&part.weight.scales);
-        }
+        let width = self.in_features;
+        let mut codes = vec![0_i8; self.out_features * width];
+        let mut scales = vec![0.0; self.out_features];
+        codes
+            .par_chunks_mut(QUANTISED_ROWS * width)
+            .zip(scales.par_chunks_mut(QUANTISED_ROWS))
+            .enumerate()
+            .for_each(|(part, (codes, scales))| {
+                let first = part * QUANTISED_ROWS;
+                let rows = self.weight.stored_rows(first..first + scales.len());
+                let part = QuantisedLinear::from_rows(String::new(), &rows, scales.len(), width);
+                if let Codes::Int8(part) = &part.weight.codes {
+                    codes.copy_from_slice(part);
+                }
+                scales.copy_from_slice(&part.weight.scales);
+            });
         QuantisedLinear {
             name: self.name.clone(),
             weight: QuantisedWeight {
                 out_features: self.out_features,
-                in_features: self.in_features,
+                in_features: width,
                 codes: Codes::Int8(codes),
                 row_block: 1,
-                group: self.in_features,
+                group: width,
                 scales,
                 zeros: None,
                 input_order: None,

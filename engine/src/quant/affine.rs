@@ -103,24 +103,43 @@ impl Grid {
         }
     }
 
-    /// The nearest code, ties to even, saturating; NaN becomes the zero.
+    /// The nearest code, ties to even, saturating; NaN becomes the zero. Only comparisons and additions, which the compiler turns into
+    /// operations on whole registers: every weight of a model comes by here while it loads.
     #[expect(clippy::cast_precision_loss, reason = "grids have at most 256 codes")]
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "the value is clamped to the grid first"
+        reason = "the value is clamped to the grid first, and a grid's codes fit a byte"
     )]
-    pub fn code(self, value: f32, affine: Affine) -> i32 {
-        let code = (value / affine.scale).round_ties_even() + affine.zero;
-        let code = if code.is_nan() { affine.zero } else { code };
-        code.clamp(self.low as f32, self.high as f32) as i32
+    #[inline]
+    pub fn code(self, value: f32, affine: Affine) -> i8 {
+        /// 1.5 * 2^23: added to a small number, it leaves the nearest integer, ties to even, in the low bits.
+        const ROUND: f32 = 12_582_912.0;
+        // The zero is a whole number in the grid, so clamping before rounding changes no code.
+        let (low, high) = (
+            self.low as f32 - affine.zero,
+            self.high as f32 - affine.zero,
+        );
+        let steps = value / affine.scale;
+        let steps = if steps < low { low } else { steps };
+        let steps = if steps > high { high } else { steps };
+        let steps = if steps.is_nan() { 0.0 } else { steps };
+        let whole = (steps + ROUND).to_bits().wrapping_sub(ROUND.to_bits());
+        whole.wrapping_add((affine.zero as i32).cast_unsigned()) as i8
+    }
+
+    /// The codes of values that share a scale.
+    pub fn codes(self, values: &[f32], affine: Affine, dst: &mut [i8]) {
+        assert_eq!(values.len(), dst.len(), "a value has one code");
+        for (dst, value) in dst.iter_mut().zip(values) {
+            *dst = self.code(*value, affine);
+        }
     }
 }
 
 impl Affine {
     /// What a code stands for.
-    #[expect(clippy::cast_precision_loss, reason = "grids have at most 256 codes")]
-    pub fn value(self, code: i32) -> f32 {
-        self.scale * (code as f32 - self.zero)
+    pub fn value(self, code: i8) -> f32 {
+        self.scale * (f32::from(code) - self.zero)
     }
 }
 
@@ -135,13 +154,30 @@ pub fn short_scale(scale: f32) -> f32 {
     up.to_f32().max(2f32.powi(-14))
 }
 
-/// The smallest and largest of some values; `(0, 0)` of none.
-pub fn range(values: impl IntoIterator<Item = f32>) -> (f32, f32) {
-    values
-        .into_iter()
-        .fold((0.0, 0.0), |(low, high), value: f32| {
-            (f32::min(low, value), f32::max(high, value))
-        })
+/// The smallest and largest of some values and 0; NaN is ignored.
+pub fn range(values: &[f32]) -> (f32, f32) {
+    /// Running ranges side by side: one alone would wait for itself at every value.
+    const LANES: usize = 16;
+    let (mut low, mut high) = ([0.0_f32; LANES], [0.0_f32; LANES]);
+    let (whole, rest) = values.as_chunks::<LANES>();
+    for values in whole {
+        for lane in 0..LANES {
+            let value = values[lane];
+            low[lane] = if value < low[lane] { value } else { low[lane] };
+            high[lane] = if value > high[lane] {
+                value
+            } else {
+                high[lane]
+            };
+        }
+    }
+    let all = |lanes: [f32; LANES], join: fn(f32, f32) -> f32| {
+        lanes
+            .into_iter()
+            .chain(rest.iter().copied())
+            .fold(0.0, join)
+    };
+    (all(low, f32::min), all(high, f32::max))
 }
 
 #[cfg(test)]
@@ -173,14 +209,30 @@ mod tests {
             let factor = 2f32.powi(exponent);
             let values: Vec<f32> = values.iter().map(|value| (value + shift) * factor).collect();
             for grid in GRIDS {
-                let (low, high) = range(values.iter().copied());
+                let (low, high) = range(&values);
                 let affine = grid.fit(low, high);
                 prop_assert!(affine.scale.is_finite() && affine.scale > 0.0);
                 for value in &values {
                     let code = grid.code(*value, affine);
-                    prop_assert!((grid.low..=grid.high).contains(&code));
+                    prop_assert!((grid.low..=grid.high).contains(&i32::from(code)));
                     let error = (affine.value(code) - value).abs();
                     prop_assert!(error <= affine.scale * 0.5001, "{value} was read back {error} off at step {} of {grid:?}", affine.scale);
+                }
+            }
+        }
+
+        #[test]
+        #[expect(clippy::cast_precision_loss, reason = "grids have at most 256 codes")]
+        #[expect(clippy::cast_possible_truncation, reason = "codes are whole")]
+        fn codes_are_rounded_shifted_and_clamped(value in any::<f32>(), steps in -600_i16..600, high in 0.01_f32..9.0) {
+            for grid in GRIDS {
+                let affine = grid.fit(-0.3 * high, high);
+                // Any float at all, and exact halves of a step, where ties go to the even code.
+                for value in [value, f32::from(steps) / 2.0 * affine.scale] {
+                    let code = (value / affine.scale).round_ties_even() + affine.zero;
+                    let code = if code.is_nan() { affine.zero } else { code };
+                    let code = code.clamp(grid.low as f32, grid.high as f32) as i32;
+                    prop_assert_eq!(i32::from(grid.code(value, affine)), code, "{} on {:?}", value, grid);
                 }
             }
         }
@@ -213,7 +265,8 @@ mod tests {
         assert_eq!(Grid::INT4.code(9.0, affine), 15);
         assert_eq!(Grid::INT4.code(f32::NEG_INFINITY, affine), 0);
         assert_eq!(Grid::INT4.code(f32::NAN, affine), 8);
-        assert_eq!(range([]), (0.0, 0.0));
+        assert_eq!(range(&[]), (0.0, 0.0));
+        assert_eq!(range(&[f32::NAN, 2.0, -1.0]), (-1.0, 2.0));
         assert_eq!(Grid::INT8.fit(0.0, 0.0).scale.to_bits(), 1f32.to_bits());
     }
 }

@@ -48,7 +48,7 @@ pub fn round_to_nearest(rows: &[f32], in_features: usize, format: WeightFormat) 
                 .par_chunks_exact(in_features)
                 .flat_map_iter(|row| {
                     row.chunks(group).map(move |values| {
-                        let (low, high) = range(values.iter().copied());
+                        let (low, high) = range(values);
                         grid.fit(low, high)
                     })
                 })
@@ -67,41 +67,38 @@ pub fn with_blocks(
 ) -> QuantisedWeight {
     let grid = format.grid().expect("integers have a grid");
     let group = format.group(in_features);
-    let groups = in_features.div_ceil(group);
-    let codes: Vec<i32> = rows
-        .par_chunks_exact(in_features)
-        .enumerate()
-        .flat_map_iter(|(row, values)| {
-            values.iter().enumerate().map(move |(column, value)| {
-                grid.code(*value, blocks[row * groups + column / group])
-            })
-        })
-        .collect();
-    from_codes(&codes, in_features, format, blocks)
+    let mut codes = vec![0_i8; rows.len()];
+    codes
+        .par_chunks_exact_mut(in_features)
+        .zip(rows.par_chunks_exact(in_features))
+        .zip(blocks.par_chunks_exact(in_features.div_ceil(group)))
+        .for_each(|((codes, row), blocks)| {
+            let groups = codes.chunks_mut(group).zip(row.chunks(group));
+            for ((codes, values), affine) in groups.zip(blocks) {
+                grid.codes(values, *affine, codes);
+            }
+        });
+    from_codes(codes, in_features, format, blocks)
 }
 
 /// Puts integers of a grid into their stored form; `codes` is `[out, in]`, `blocks` `[out, groups]`.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "codes of a grid fit their type"
-)]
 pub fn from_codes(
-    codes: &[i32],
+    codes: Vec<i8>,
     in_features: usize,
     format: WeightFormat,
     blocks: &[Affine],
 ) -> QuantisedWeight {
+    let out_features = codes.len() / in_features;
     let stored = match format {
-        WeightFormat::Int8 => Codes::Int8(codes.iter().map(|code| *code as i8).collect()),
+        WeightFormat::Int8 => Codes::Int8(codes),
         _ => Codes::Int4(pack_nibbles(
-            codes.iter().map(|code| *code as u8),
+            codes.into_iter().map(i8::cast_unsigned),
             in_features,
         )),
     };
     let symmetric = format.grid().is_some_and(|grid| grid.symmetric);
     QuantisedWeight {
-        out_features: codes.len() / in_features,
+        out_features,
         in_features,
         codes: stored,
         row_block: 1,
@@ -148,7 +145,7 @@ fn fp8(rows: &[f32], in_features: usize) -> QuantisedWeight {
 }
 
 fn fp8_scale(values: &[f32]) -> f32 {
-    let (low, high) = range(values.iter().copied());
+    let (low, high) = range(values);
     let largest = high.max(-low);
     if largest > 0.0 {
         (largest / FP8_MAX).max(f32::MIN_POSITIVE)
@@ -168,7 +165,7 @@ impl ActivationFormat {
                     }
                 }
                 Self::Int8 => {
-                    let (low, high) = range(row.iter().copied());
+                    let (low, high) = range(row);
                     let affine = Grid::INT8_ACTIVATIONS.fit(low, high);
                     for value in row {
                         *value = affine.value(Grid::INT8_ACTIVATIONS.code(*value, affine));

@@ -266,7 +266,7 @@ impl<'a> Clipping<'a> {
 
 /// The grid over a share of the values' range.
 fn shrunk(grid: Grid, values: &[f32], step: u16) -> Affine {
-    let (low, high) = range(values.iter().copied());
+    let (low, high) = range(values);
     let ratio = 1.05 - 0.0125 * f32::from(step);
     grid.fit(low * ratio, high * ratio)
 }

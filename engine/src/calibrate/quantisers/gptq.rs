@@ -119,7 +119,7 @@ fn rounded(
         importance: &importance,
     };
     let (codes, blocks) = work.run();
-    Ok(assemble(&codes, &blocks, inputs, format, &order, gptq))
+    Ok(assemble(codes, &blocks, inputs, format, &order, gptq))
 }
 
 /// The blocks of the weights as they are stored, `[out, groups]`.
@@ -194,12 +194,12 @@ struct Work<'a> {
 
 impl Work<'_> {
     /// Codes `[out, in]` and blocks `[out, groups]`.
-    fn run(&mut self) -> (Vec<i32>, Vec<Affine>) {
+    fn run(&mut self) -> (Vec<i8>, Vec<Affine>) {
         let (inputs, grid, group) = (self.inputs, self.grid, self.group);
         let (factor, importance) = (self.factor, self.importance);
         let groups = inputs.div_ceil(group);
         let out = self.weights.len() / inputs;
-        let mut codes = vec![0; out * inputs];
+        let mut codes = vec![0_i8; out * inputs];
         let nothing = Affine {
             scale: 1.0,
             zero: 0.0,
@@ -272,7 +272,7 @@ struct Row<'a> {
     factor: &'a [f32],
     importance: &'a [f32],
     weights: &'a mut [f32],
-    codes: &'a mut [i32],
+    codes: &'a mut [i8],
     blocks: &'a mut [Affine],
 }
 
@@ -306,7 +306,7 @@ impl Row<'_> {
 
 /// The share of the values' range that costs least; the whole range is among the candidates.
 fn fit(grid: Grid, values: &[f32], importance: &[f32]) -> Affine {
-    let (low, high) = range(values.iter().copied());
+    let (low, high) = range(values);
     let mut best = (f32::INFINITY, grid.fit(low, high));
     for step in 0..=RATIOS {
         let ratio = 1.0 - 0.025 * f32::from(step);
@@ -339,7 +339,7 @@ fn columns_of(factor: &[f32], inputs: usize, rows: std::ops::Range<usize>) -> Ve
     reason = "a linear has far fewer than 2^32 inputs"
 )]
 fn assemble(
-    codes: &[i32],
+    codes: Vec<i8>,
     blocks: &[Affine],
     inputs: usize,
     format: WeightFormat,
@@ -354,7 +354,7 @@ fn assemble(
         };
     }
     // Neighbours share a scale, or the whole channel does: the columns go home.
-    let mut home = vec![0; codes.len()];
+    let mut home = vec![0_i8; codes.len()];
     for (home, codes) in home
         .chunks_exact_mut(inputs)
         .zip(codes.chunks_exact(inputs))
@@ -363,7 +363,7 @@ fn assemble(
             home[*column] = *code;
         }
     }
-    from_codes(&home, inputs, format, blocks)
+    from_codes(home, inputs, format, blocks)
 }
 
 #[cfg(test)]
@@ -438,7 +438,7 @@ mod tests {
                     };
                     let code = format.grid().unwrap().code(*value, block);
                     #[expect(clippy::cast_possible_truncation, reason = "a code")]
-                    let own = weight.code(row, column) as i32;
+                    let own = weight.code(row, column) as i8;
                     assert_eq!(own, code, "{format:?}: nothing is moved to other columns");
                 }
             }

@@ -1,7 +1,8 @@
 //! Products of INT8 activations and packed integers by VNNI: `vpdpbusd` adds 4 products of 16 channels at once.
 //!
 //! Called by the AVX-512 backend alone. Sums of integers are exact and the scales are applied group after group, so the tile around an output
-//! never changes it. Few rows stream the weights from memory; many rows go over a panel of weights that stays in the cache.
+//! never changes it. Few rows stream the weights from memory, block after block as they lie there; many rows go over a panel of weights that
+//! stays in the cache.
 
 #![allow(
     clippy::wildcard_imports,
@@ -15,9 +16,10 @@ use super::super::check_integers;
 use super::super::packed::{BLOCK, Bits, Factor16, Int8Rows, Integers, Line};
 use super::floats::store;
 
-/// Bytes that a stream of weights is fetched ahead of its use, to the second-level cache: blocks that lie a power of two apart share sets of the
-/// first-level one.
-const AHEAD: usize = 1024;
+/// Rows that go over the weights as one stream: what they add to a line of weights takes less time than the line from memory.
+const FEW: usize = 4;
+/// Bytes that the stream is fetched ahead of its use: what a core reads from memory while one line is on its way.
+const AHEAD: usize = 4096;
 
 /// The operands of one tile.
 struct Tile<'a> {
@@ -51,17 +53,13 @@ unsafe fn products<const M: usize, const C: usize, const FOUR: bool>(
 ) -> [[__m512i; C]; M] {
     let mut sums = [[_mm512_setzero_si512(); C]; M];
     let nibble = _mm512_set1_epi8(15);
-    // SAFETY: the caller has checked `count` lines a block and the inputs that meet them in each row; what is fetched ahead may lie outside,
-    // which a prefetch forgives.
+    // SAFETY: the caller has checked `count` lines a block and the inputs that meet them in each row.
     unsafe {
         for step in 0..count {
             let mut low = [_mm512_setzero_si512(); C];
             let mut high = [_mm512_setzero_si512(); C];
             for c in 0..C {
                 let line = lines[c].add(step);
-                if M <= 4 {
-                    _mm_prefetch::<_MM_HINT_T1>(line.wrapping_byte_add(AHEAD).cast());
-                }
                 low[c] = _mm512_load_si512(line.cast());
                 if FOUR {
                     high[c] = _mm512_and_si512(_mm512_srli_epi16::<4>(low[c]), nibble);
@@ -88,6 +86,56 @@ unsafe fn products<const M: usize, const C: usize, const FOUR: bool>(
     sums
 }
 
+/// The same of lines that come from memory: two at a time and the halves of a line apart, so that no sum waits for another.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn streamed<const M: usize, const C: usize, const FOUR: bool>(
+    rows: [*const i8; M],
+    lines: [*const Line; C],
+    count: usize,
+) -> [[__m512i; C]; M] {
+    let mut sums = [[[[_mm512_setzero_si512(); 2]; C]; M]; 2];
+    let nibble = _mm512_set1_epi8(15);
+    let mut step = 0;
+    while step < count {
+        for sums in sums.iter_mut().take(count - step) {
+            for c in 0..C {
+                // SAFETY: the caller has checked `count` lines a block and the inputs that meet them in each row; what is fetched ahead may
+                // lie outside, which a prefetch forgives.
+                unsafe {
+                    let line = lines[c].add(step);
+                    _mm_prefetch::<_MM_HINT_T0>(line.wrapping_byte_add(AHEAD).cast());
+                    let codes = _mm512_load_si512(line.cast());
+                    for m in 0..M {
+                        let inputs = rows[m].add(step * if FOUR { 8 } else { 4 }).cast::<i32>();
+                        let first = _mm512_set1_epi32(inputs.read_unaligned());
+                        let sums = &mut sums[m][c];
+                        if FOUR {
+                            let second = _mm512_set1_epi32(inputs.add(1).read_unaligned());
+                            let low = _mm512_and_si512(codes, nibble);
+                            let high = _mm512_and_si512(_mm512_srli_epi16::<4>(codes), nibble);
+                            sums[0] = _mm512_dpbusd_epi32(sums[0], low, first);
+                            sums[1] = _mm512_dpbusd_epi32(sums[1], high, second);
+                        } else {
+                            sums[0] = _mm512_dpbusd_epi32(sums[0], codes, first);
+                        }
+                    }
+                }
+            }
+            step += 1;
+        }
+    }
+    let mut all = [[_mm512_setzero_si512(); C]; M];
+    for m in 0..M {
+        for c in 0..C {
+            let even = _mm512_add_epi32(sums[0][m][c][0], sums[0][m][c][1]);
+            let odd = _mm512_add_epi32(sums[1][m][c][0], sums[1][m][c][1]);
+            all[m][c] = _mm512_add_epi32(even, odd);
+        }
+    }
+    all
+}
+
 /// The outputs of `M` rows and `C` blocks.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -109,7 +157,11 @@ unsafe fn tile<const M: usize, const C: usize, const FOUR: bool>(
                     .add((row + m) * row_len + group * groups.padded())
             });
             let lines = lines.map(|lines| lines.add(group * group_lines));
-            products::<M, C, FOUR>(rows, lines, group_lines)
+            if C == 1 {
+                streamed::<M, C, FOUR>(rows, lines, group_lines)
+            } else {
+                products::<M, C, FOUR>(rows, lines, group_lines)
+            }
         };
         for c in 0..C {
             let scales = load_factors(w.scales(block + c, group));
@@ -193,7 +245,8 @@ pub(super) fn matmul(
     let mut first = channels.start;
     while first < channels.end {
         let (operands, left) = ((x, w, first / BLOCK), channels.end - first);
-        let blocks = if left >= 4 * BLOCK { 4 } else { 1 };
+        let many = x.rows() > FEW && left >= 4 * BLOCK;
+        let blocks = if many { 4 } else { 1 };
         let width = left.min(blocks * BLOCK);
         let dst = &mut dst[first - channels.start..];
         match (blocks, w.bits()) {

@@ -19,6 +19,7 @@
 use half::f16;
 use rayon::prelude::*;
 
+use super::memory::Lines;
 use super::rows::Groups;
 use crate::quant::{Codes, QuantisedWeight};
 
@@ -45,7 +46,7 @@ pub struct Integers {
     out_features: usize,
     bits: Bits,
     groups: Groups,
-    lines: Vec<Line>,
+    lines: Lines,
     scales: Factors,
     /// `zero'`; absent when all are 0.
     zeros: Option<Factors>,
@@ -179,7 +180,7 @@ impl Integers {
     /// The lines of a block, group after group.
     pub fn block(&self, block: usize) -> &[Line] {
         let len = self.groups.count() * self.group_lines();
-        &self.lines[block * len..(block + 1) * len]
+        &self.lines.all()[block * len..(block + 1) * len]
     }
 
     /// The scales of a block's channels.
@@ -218,7 +219,7 @@ impl Integers {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(&self.lines[..])
+        size_of_val(self.lines.all())
             + self.scales.bytes()
             + self.zeros.as_ref().map_or(0, Factors::bytes)
     }
@@ -253,26 +254,32 @@ impl Row<'_> {
 }
 
 /// All lines; what pads channels and groups is the offset, a weight of 0.
-fn lines(out_features: usize, bits: Bits, groups: Groups, codes: Row<'_>) -> Vec<Line> {
+fn lines(out_features: usize, bits: Bits, groups: Groups, codes: Row<'_>) -> Lines {
+    /// Bytes between the rows of a block: rows a power of two apart share sets of the first-level cache.
+    const APART: usize = 64;
     let (inputs, len) = (bits.inputs(), groups.row_len());
     let blocks = out_features.div_ceil(BLOCK);
-    let mut lines = vec![Line([0; 64]); blocks * (len / inputs)];
+    let mut lines = Lines::zeros(blocks * (len / inputs));
     lines
+        .all_mut()
         .par_chunks_mut(len / inputs)
         .enumerate()
         .for_each_init(
-            || vec![0_u8; len],
+            || vec![0_u8; BLOCK * (len + APART)],
             |stored, (block, lines)| {
-                for channel in 0..BLOCK {
-                    stored.fill(bits.offset());
+                stored.fill(bits.offset());
+                for (channel, stored) in stored.chunks_exact_mut(len + APART).enumerate() {
                     let row = block * BLOCK + channel;
                     for group in (0..groups.count()).filter(|_| row < out_features) {
                         let range = groups.range(group);
                         let dst = &mut stored[group * groups.padded()..][..range.len()];
                         codes.read(row, groups.columns(), range, dst);
                     }
-                    for (line, codes) in lines.iter_mut().zip(stored.chunks_exact(inputs)) {
-                        let dst = &mut line.0[channel * 4..channel * 4 + 4];
+                }
+                for (index, line) in lines.iter_mut().enumerate() {
+                    let channels = stored.chunks_exact(len + APART);
+                    for (dst, codes) in line.0.as_chunks_mut::<4>().0.iter_mut().zip(channels) {
+                        let codes = &codes[index * inputs..][..inputs];
                         dst.copy_from_slice(&codes[..4]);
                         for (dst, high) in dst.iter_mut().zip(&codes[4..]) {
                             *dst |= high << 4;

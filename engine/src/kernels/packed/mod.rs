@@ -5,10 +5,12 @@
 //! prepares each input once for all linears that read it.
 
 mod integers;
+mod memory;
 mod rows;
 mod table;
 
 pub use self::integers::{BLOCK, Bits, Factor16, Integers, Line};
+pub use self::memory::Lines;
 pub use self::rows::{Activations, Groups, Int8Rows};
 pub use self::table::Table;
 use crate::quant::{Codes, QuantisedWeight};
