@@ -101,7 +101,7 @@ fuzz: ## cargo-fuzz on everything that the engine loads, FUZZ_SECONDS (1800) a t
 	@scripts/fuzz
 
 .PHONY: bench
-bench: ## Prefill and decode by scheme beside this machine's roofs, memory, time to load (docs/benchmarks.md)
+bench: ## Prefill and decode by scheme beside this machine's roofs and beside other programs, memory, time to load (docs/benchmarks.md)
 	@scripts/bench
 
 .PHONY: quality
