@@ -18,6 +18,7 @@ pub mod counted;
 pub mod error;
 pub mod histogram;
 pub mod judge;
+pub mod known;
 pub mod lease;
 pub mod metrics;
 pub mod observe;

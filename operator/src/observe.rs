@@ -1,6 +1,7 @@
 //! Reads the world of one service into `Observed`: its own objects by label and owner, and what its spec refers to.
 //!
-//! Called at the start of every pass; decides nothing. Lists go to the API itself, never to a cache: at worst a pass costs a few reads.
+//! Called at the start of every pass; decides nothing. What a decision hangs on is read from the API itself: the service and everything
+//! that belongs to it. What stands beside it (companions, claims, data) is read again when a watch says that it changed, see [`Known`].
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -27,6 +28,7 @@ use crate::capacity;
 use crate::clock;
 use crate::compare::covers;
 use crate::error::{Call, Error};
+use crate::known::Known;
 use crate::observed::{
     CompanionState, Dataset, Installation, Kind, ObjectName, Observed, ObservedCompanion, Presence,
     Room,
@@ -41,9 +43,15 @@ const MAX_DIGESTS: usize = 1024;
 /// What kinds the cluster knows is asked again after this time: the Prometheus operator may come and go.
 const KINDS_KEPT: Duration = Duration::from_mins(1);
 
+type Claim = PartialObjectMeta<PersistentVolumeClaim>;
+
+/// Asked of a claim.
+const THERE: &str = "is it there";
+
 /// Reads through one client, and remembers the digests of data by their resourceVersion.
 pub struct Observer {
     client: Client,
+    known: Known,
     installation: Mutex<(Installation, Option<Instant>)>,
     digests: Mutex<HashMap<(String, String), (String, Digest)>>,
 }
@@ -57,9 +65,15 @@ impl Observer {
         };
         Self {
             client,
+            known: Known::default(),
             installation: Mutex::new((installation, None)),
             digests: Mutex::default(),
         }
+    }
+
+    /// What the watches have to keep honest.
+    pub fn known(&self) -> &Known {
+        &self.known
     }
 
     /// The world of `service` now.
@@ -221,7 +235,18 @@ impl Observer {
             + Debug,
     {
         let (kind, name) = (K::kind(&()), desired.name_any());
-        let live = match read::get(&self.api::<K>(&owner.namespace), &name, DEADLINE).await {
+        let (namespace, desired) = (owner.namespace.as_str(), plain(desired));
+        // The owner's uid is part of what is desired.
+        let question = Digest::of_bytes(desired.to_string().as_bytes()).to_string();
+        if self
+            .known
+            .recall::<K>(namespace, &name, &question)
+            .is_some()
+        {
+            return Ok(CompanionState::Right);
+        }
+        let reading = self.known.begin::<K>(namespace, &name);
+        let live = match read::get(&self.api::<K>(namespace), &name, DEADLINE).await {
             Ok(live) => live,
             Err(error @ Error::Refused { code: 403, .. }) => {
                 warn!(%error, "left as it is");
@@ -233,7 +258,10 @@ impl Observer {
             Some(live) if !owner.claims(live.meta()) => CompanionState::Foreign {
                 name: format!("{kind} {name}"),
             },
-            Some(live) if covers(&plain(&live), &plain(desired)) => CompanionState::Right,
+            Some(live) if covers(&plain(&live), &desired) => {
+                self.known.keep(reading, &question, String::new());
+                CompanionState::Right
+            }
             Some(_) | None => CompanionState::Wrong,
         })
     }
@@ -260,17 +288,40 @@ impl Observer {
         let Some(name) = name else {
             return Ok(Presence::Present);
         };
-        let api: Api<PartialObjectMeta<PersistentVolumeClaim>> = self.api(namespace);
-        Ok(match read::get(&api, name, DEADLINE).await? {
-            Some(_) => Presence::Present,
-            None => Presence::Missing {
-                what: format!("PersistentVolumeClaim `{name}` does not exist"),
+        if self.known.recall::<Claim>(namespace, name, THERE).is_some() {
+            return Ok(Presence::Present);
+        }
+        let reading = self.known.begin::<Claim>(namespace, name);
+        Ok(
+            match read::get(&self.api::<Claim>(namespace), name, DEADLINE).await? {
+                Some(_) => {
+                    self.known.keep(reading, THERE, String::new());
+                    Presence::Present
+                }
+                None => Presence::Missing {
+                    what: format!("PersistentVolumeClaim `{name}` does not exist"),
+                },
             },
-        })
+        )
     }
 
-    /// The digest of a key's bytes. A ConfigMap of up to 1 MiB is read only when its resourceVersion is a new one.
+    /// The digest of a key's bytes.
     async fn dataset(&self, namespace: &str, source: &ConfigMapKey) -> Result<Dataset, Error> {
+        let (name, key) = (&source.name, &source.key);
+        let recalled = self.known.recall::<ConfigMap>(namespace, name, key);
+        if let Some(digest) = recalled.and_then(|text| text.parse().ok()) {
+            return Ok(Dataset::Present { digest });
+        }
+        let reading = self.known.begin::<ConfigMap>(namespace, name);
+        let found = self.read_dataset(namespace, source).await?;
+        if let Dataset::Present { digest } = &found {
+            self.known.keep(reading, key, digest.to_string());
+        }
+        Ok(found)
+    }
+
+    /// A ConfigMap of up to 1 MiB is read only when its resourceVersion is a new one.
+    async fn read_dataset(&self, namespace: &str, source: &ConfigMapKey) -> Result<Dataset, Error> {
         let name = &source.name;
         let metadata: Api<PartialObjectMeta<ConfigMap>> = self.api(namespace);
         let missing = |what: String| Ok(Dataset::Missing { what });

@@ -101,13 +101,14 @@ fn events<K>(
 where
     K: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
 {
-    let health = Arc::clone(&context.health);
+    let (context, health) = (Arc::clone(context), Arc::clone(&context.health));
     health.watch_started(name);
     watcher(api, config)
         .default_backoff()
         .filter_map(move |event| {
             let event = match event {
                 Ok(event) => {
+                    context.observer.known().heard(&event);
                     if matches!(event, Event::InitDone) {
                         health.watch_listed(name);
                     } else {

@@ -4,6 +4,11 @@
 mod fake;
 
 use fake::{FakeApi, server, target, writer};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, ServiceAccount};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::Resource;
+use kube::runtime::watcher::Event;
 use mixquant_operator::action::{Action, CompanionRequest};
 use mixquant_operator::apply::Writer;
 use mixquant_operator::lease::Fence;
@@ -87,4 +92,68 @@ async fn an_account_of_somebody_else_is_named_and_not_changed() {
     let name = "ServiceAccount chat-mixquant".to_owned();
     assert_eq!(states[0], CompanionState::Foreign { name });
     assert_eq!(api.object(path), before);
+}
+
+/// A watch that has listed its kind.
+fn listed<K: Resource<DynamicType = ()>>(observer: &Observer) {
+    observer.known().heard(&Event::<K>::Init);
+    observer.known().heard(&Event::<K>::InitDone);
+}
+
+#[tokio::test]
+async fn what_stands_beside_a_service_is_read_again_only_when_a_watch_says_that_it_changed() {
+    let api = server();
+    let map = "/api/v1/namespaces/models/configmaps/texts";
+    let data = json!({"calibration.jsonl": "abc", "evaluation.txt": "def"});
+    api.put(map, json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "texts", "namespace": "models"}, "data": data}));
+    for claim in ["models", "artifacts"] {
+        let path = format!("/api/v1/namespaces/models/persistentvolumeclaims/{claim}");
+        api.put(&path, json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": claim, "namespace": "models"}}));
+    }
+    assert_eq!(beside(&api, &writer(&api, Fence::open())).await.0.len(), 4);
+    let (observer, target) = (
+        Observer::new(api.client(), vec!["system".into()]),
+        target(&api).await,
+    );
+    let reads = async || {
+        api.take_reads();
+        let observed = observer
+            .observe(&target.owner, &target.service)
+            .await
+            .unwrap();
+        assert!(
+            observed
+                .companions
+                .iter()
+                .all(|seen| seen.state == CompanionState::Right)
+        );
+        api.take_reads()
+    };
+    let unwatched = reads().await.len();
+    assert_eq!(
+        reads().await.len() + 3,
+        unwatched,
+        "without watches only the kinds and the bytes of data are remembered"
+    );
+    listed::<ServiceAccount>(&observer);
+    listed::<NetworkPolicy>(&observer);
+    listed::<PodDisruptionBudget>(&observer);
+    listed::<ConfigMap>(&observer);
+    listed::<PersistentVolumeClaim>(&observer);
+    let first = reads().await;
+    let second = reads().await;
+    assert_eq!(
+        (first.len(), second.len()),
+        (13, 5),
+        "first {first:?}, then {second:?}"
+    );
+
+    let policy = "/apis/networking.k8s.io/v1/namespaces/models/networkpolicies/chat-engine";
+    let changed = serde_json::from_value(api.object(policy).unwrap()).unwrap();
+    observer
+        .known()
+        .heard(&Event::<NetworkPolicy>::Apply(changed));
+    let third = reads().await;
+    assert_eq!(third.len(), second.len() + 1, "{third:?}");
+    assert!(third.iter().any(|path| path == policy), "{third:?}");
 }

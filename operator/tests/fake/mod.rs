@@ -61,6 +61,8 @@ pub(crate) struct State {
     pub(crate) objects: BTreeMap<String, Value>,
     /// `METHOD path` of every write that arrived, in order.
     pub(crate) writes: Vec<String>,
+    /// The path of every read that arrived, in order.
+    reads: Vec<String>,
     /// Paths that contain the text are refused with the status and message.
     pub(crate) refuse: Option<(&'static str, u16, &'static str)>,
     version: u64,
@@ -122,6 +124,11 @@ impl FakeApi {
     pub(crate) fn take_writes(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().unwrap().writes)
     }
+
+    /// The paths that were read since the last call.
+    pub(crate) fn take_reads(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap().reads)
+    }
 }
 
 type Answer = (StatusCode, Value);
@@ -153,7 +160,9 @@ impl State {
     }
 
     fn answer(&mut self, method: &Method, path: &str, query: &str, body: Value) -> Answer {
-        if *method != Method::GET {
+        if *method == Method::GET {
+            self.reads.push(path.to_owned());
+        } else {
             self.writes.push(format!("{method} {path}"));
         }
         if let Some((part, code, message)) = self.refuse
