@@ -57,8 +57,12 @@ pub const ARTIFACT_PLAN: &str = "plan.json";
 pub const ARTIFACT_ATTENTION: &str = "attention.json";
 /// Artifact folder: the first answers of a healthy engine, compared before pods are ready.
 pub const ARTIFACT_GOLDEN: &str = "golden.json";
+/// Artifact folder: what calibration saw of activations, keys and values, against which drift is counted.
+pub const ARTIFACT_RANGES: &str = "ranges.json";
 /// Artifact folder: the [`CalibrationReport`](crate::report::CalibrationReport); not part of the digest.
 pub const ARTIFACT_REPORT: &str = "report.json";
+/// Artifact folder: one empty file for each service that had it made, named like the service.
+pub const ARTIFACT_OWNERS: &str = "owners";
 /// Artifact folder: quantised tensors.
 pub const ARTIFACT_WEIGHTS: &str = "weights";
 
@@ -119,6 +123,17 @@ pub mod engine_metrics {
     pub const WEIGHT_BYTES: &str = "mixquant_weight_bytes";
     /// Gauge, prompts of so many tokens and more are read by the quantised copy; 0 where none is.
     pub const PREFILL_MIN_PROMPT_TOKENS: &str = "mixquant_prefill_min_prompt_tokens";
+    /// Counter, rows that linears read while prompts were read (one a token, layer and place), by `input` (`attention`, `output`,
+    /// `feed_forward`, `down`).
+    pub const ACTIVATION_ROWS: &str = "mixquant_activation_rows";
+    /// Counter, those of them whose largest magnitude is beyond what calibration saw, by `input`.
+    pub const ACTIVATION_ROWS_BEYOND_RANGE: &str = "mixquant_activation_rows_beyond_range";
+    /// Counter, keys and values of prompts that the cache quantises (one a token, layer and KV head), by `row` (`key`, `value`).
+    pub const KV_ROWS: &str = "mixquant_kv_rows";
+    /// Counter, those of them whose scale is beyond what calibration saw, or saturates, by `row`.
+    pub const KV_ROWS_BEYOND_RANGE: &str = "mixquant_kv_rows_beyond_range";
+    /// Histogram, tokens, one observation a prompt.
+    pub const REQUEST_PROMPT_TOKENS: &str = "mixquant_request_prompt_tokens";
     /// Counter, prompt tokens read.
     pub const PROMPT_TOKENS: &str = "mixquant_prompt_tokens";
     /// Counter, tokens generated.
@@ -141,6 +156,7 @@ pub mod engine_metrics {
         ("vllm:num_requests_running", REQUESTS_RUNNING),
         ("vllm:num_requests_waiting", REQUESTS_WAITING),
         ("vllm:kv_cache_usage_perc", KV_CACHE_USAGE),
+        ("vllm:request_prompt_tokens", REQUEST_PROMPT_TOKENS),
     ];
 }
 
@@ -164,6 +180,10 @@ pub mod operator_metrics {
     pub const ROLLBACKS: &str = "mixquant_rollbacks";
     /// Counter, labels `namespace`, `name`.
     pub const PROMOTIONS: &str = "mixquant_promotions";
+    /// Counter, labels `namespace`, `name`, `signal`: bounds of `spec.drift` that traffic crossed.
+    pub const DRIFTS: &str = "mixquant_drifts";
+    /// Counter, labels `namespace`, `name`, `cause`.
+    pub const RECALIBRATIONS: &str = "mixquant_recalibrations";
     /// Counter, labels `namespace`, `name`, `gate`, `verdict`.
     pub const VERDICTS: &str = "mixquant_verdicts";
     /// Histogram, seconds of one reconcile.

@@ -9,6 +9,17 @@ use crate::digest::Digest;
 /// Kubernetes keeps this many bytes of a termination message.
 pub const MAX_MESSAGE_BYTES: usize = 4096;
 
+/// Upper bounds, in tokens, of the lengths that prompts are counted by; one count more holds the longer ones.
+pub const PROMPT_LENGTHS: [u32; 13] = [
+    32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072,
+];
+
+/// The count that a prompt of so many tokens belongs to.
+pub fn prompt_length(tokens: usize) -> usize {
+    let longer = |bound: &u32| usize::try_from(*bound).is_ok_and(|bound| tokens > bound);
+    PROMPT_LENGTHS.partition_point(longer)
+}
+
 /// One part of the evaluation data and how far it is from the baseline.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
@@ -59,6 +70,10 @@ pub struct CalibrationReport {
     pub artifact_digest: Digest,
     /// Tokens that calibration read.
     pub calibration_tokens: u64,
+    /// The texts that it read by their tokens, in the lengths of [`PROMPT_LENGTHS`]. Artifacts made before they were counted have none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "kube", schemars(length(max = 14)))]
+    pub prompt_lengths: Vec<u64>,
     /// The distance from the baseline.
     pub verify: VerifyReport,
 }
@@ -121,6 +136,25 @@ impl JobMessage {
                 .to_termination_message()
             }
             _ => text,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_belongs_to_the_first_length_that_holds_it() {
+        for (tokens, index) in [
+            (0, 0),
+            (32, 0),
+            (33, 1),
+            (1024, 5),
+            (131_072, 12),
+            (131_073, 13),
+        ] {
+            assert_eq!(prompt_length(tokens), index, "{tokens}");
         }
     }
 }

@@ -15,6 +15,7 @@ use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
+use crate::drift::DriftSpec;
 use crate::precision::{DecodeScheme, KvCacheMode, KvPrecision, PrefillScheme, WeightCopies};
 use crate::rollout::{GateSpec, RolloutSpec, SloSpec};
 use crate::scalars::{Decimal, PromptThreshold};
@@ -58,7 +59,9 @@ use crate::status::MixQuantServiceStatus;
     validation = Rule::new("!has(self.precision.kvCache.importance) || self.precision.kvCache.importance.sinkTokens + self.precision.kvCache.importance.recentTokens < self.calibration.sequenceLength").message("kvCache.importance.sinkTokens + recentTokens reach calibration.sequenceLength: no key could be measured, raise sequenceLength"),
     validation = Rule::new("self.precision.kvCache.default == 'BF16' || (has(self.precision.kvCache.importance) ? self.precision.kvCache.importance.recentTokens : 0) + 2 * self.precision.kvCache.blockSize < self.verification.sequenceLength").message("verification.sequenceLength is not above kvCache.importance.recentTokens + 2 * blockSize: no key would be quantised while the precision is measured, raise it"),
     validation = Rule::new("self.precision.prefill.scheme == 'Precise' || 2 * self.precision.kvCache.blockSize <= self.verification.sequenceLength").message("verification.sequenceLength is below 2 * kvCache.blockSize: the quantised prefill would not be measured, raise it"),
-    validation = Rule::new("!has(self.gates) || self.precision.prefill.scheme == 'W8A8' || self.gates.all(gate, !(gate.metric in ['ValveFallbackRate', 'FirstTokenKl', 'ShadowKl']))").message("gates: ValveFallbackRate, FirstTokenKl and ShadowKl measure the quantised prefill, and precision.prefill.scheme is Precise: remove the gate")
+    validation = Rule::new("!has(self.gates) || self.precision.prefill.scheme == 'W8A8' || self.gates.all(gate, !(gate.metric in ['ValveFallbackRate', 'FirstTokenKl', 'ShadowKl']))").message("gates: ValveFallbackRate, FirstTokenKl and ShadowKl measure the quantised prefill, and precision.prefill.scheme is Precise: remove the gate"),
+    validation = Rule::new("!has(self.drift) || !has(self.drift.maxValveFallbackPercent) || (self.precision.prefill.scheme == 'W8A8' && self.precision.decode.scheme != 'W8A8')").message("drift.maxValveFallbackPercent watches a quantised prefill in front of a precise decode: leave it out with prefill.scheme Precise and with weightCopies Single"),
+    validation = Rule::new("!has(self.drift) || !has(self.drift.maxKvBeyondRangePercent) || self.precision.kvCache.default != 'BF16'").message("drift.maxKvBeyondRangePercent watches a quantised cache, and kvCache.default is BF16: leave it out")
 )]
 pub struct MixQuantServiceSpec {
     /// The model and where its files are.
@@ -83,6 +86,9 @@ pub struct MixQuantServiceSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub gates: Vec<GateSpec>,
+    /// From when live traffic is no longer what calibration saw, and what follows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drift: Option<DriftSpec>,
     /// How a new revision reaches traffic.
     pub rollout: RolloutSpec,
 }

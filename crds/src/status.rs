@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
+use crate::drift::DriftStatus;
 use crate::report::{CalibrationReport, VerifyReport};
 use crate::rollout::OnFailure;
 
@@ -54,6 +55,13 @@ pub struct MixQuantServiceStatus {
     /// Memory: the revision that a person put in the place of what the spec asks for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub undo: Option<UndoStatus>,
+    /// Memory: artifacts that this service's calibrations have put on the volume, newest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub artifacts: Vec<ArtifactStatus>,
+    /// Memory: whether traffic has drifted from what calibration saw, and the recalibrations that followed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drift: Option<DriftStatus>,
     /// Display: the stable track's time per output token at the gate's quantile, such as `12 ms`.
     pub tpot: Option<String>,
     /// Display: when that was written. Outside of trials it is written anew at most every ten minutes, and only when it has changed by more
@@ -223,6 +231,17 @@ pub struct UndoStatus {
     pub revision: String,
 }
 
+/// An artifact on the volume.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ArtifactStatus {
+    /// The artifact.
+    pub digest: Digest,
+    /// No revision needs it: the next calibration Job removes it, and nothing serves from it any more.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub leaves: bool,
+}
+
 /// The stages of a rollout, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum RolloutStage {
@@ -322,6 +341,8 @@ pub enum ConditionType {
     PrecisionOK,
     /// The newest verdict of a canary on live traffic kept `spec.slo`.
     SLOMet,
+    /// Traffic is beyond a bound of `spec.drift`; absent without one.
+    Drifted,
     /// The rollout waits for a person or for a pause to end; absent otherwise.
     Paused,
     /// kstatus: the controller is at work.
@@ -332,13 +353,14 @@ pub enum ConditionType {
 
 impl ConditionType {
     /// Every type, in the order of display.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Ready,
         Self::Available,
         Self::Progressing,
         Self::Calibrated,
         Self::PrecisionOK,
         Self::SLOMet,
+        Self::Drifted,
         Self::Paused,
         Self::Reconciling,
         Self::Stalled,
@@ -353,6 +375,7 @@ impl ConditionType {
             Self::Calibrated => "Calibrated",
             Self::PrecisionOK => "PrecisionOK",
             Self::SLOMet => "SLOMet",
+            Self::Drifted => "Drifted",
             Self::Paused => "Paused",
             Self::Reconciling => "Reconciling",
             Self::Stalled => "Stalled",
@@ -375,6 +398,12 @@ pub enum Reason {
     WithinLimits,
     /// The measured precision is outside the limits.
     PrecisionRegression,
+    /// Traffic is not what calibration saw.
+    Drifted,
+    /// Traffic is what calibration saw.
+    WithinRanges,
+    /// The model is calibrated anew because of drift or its age.
+    Recalibrating,
     /// Live traffic broke a limit.
     SLOViolated,
     /// Live traffic keeps the limits.
@@ -423,6 +452,9 @@ impl Reason {
             Self::CalibrationSucceeded => "CalibrationSucceeded",
             Self::WithinLimits => "WithinLimits",
             Self::PrecisionRegression => "PrecisionRegression",
+            Self::Drifted => "Drifted",
+            Self::WithinRanges => "WithinRanges",
+            Self::Recalibrating => "Recalibrating",
             Self::SLOViolated => "SLOViolated",
             Self::SLOKept => "SLOKept",
             Self::Inconclusive => "Inconclusive",

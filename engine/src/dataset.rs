@@ -5,6 +5,7 @@
 
 pub mod mix;
 mod rows;
+mod spread;
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -13,6 +14,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use self::rows::{Body, Row};
+pub use self::spread::{sample, sample_of_round};
 use crate::chat::ChatMessage;
 use crate::error::{Error, Result};
 use crate::files;
@@ -234,34 +236,15 @@ pub(crate) fn rows<T>(
     rows.collect()
 }
 
-/// `count` of `windows`, spread evenly so that a small sample sees each part of the file, and those left over, both in the file's order.
-///
-/// # Errors
-/// Fewer windows than asked for: says how many there are.
-pub fn sample(
-    name: &str,
-    windows: Vec<Window>,
-    count: usize,
-) -> Result<(Vec<Window>, Vec<Window>)> {
-    let total = windows.len();
-    if count == 0 {
-        return Err(Error::data("0 samples measure nothing: take at least 1"));
-    }
-    if count > total {
-        return Err(Error::data(format!(
-            "{name} gives only {total} samples and {count} were asked for: ask for at most {total} or add data"
-        )));
-    }
-    let (mut chosen, mut rest) = (Vec::with_capacity(count), Vec::with_capacity(total - count));
-    for (index, window) in windows.into_iter().enumerate() {
-        // The k-th sample stands at floor(k * total / count).
-        if chosen.len() < count && index == chosen.len() * total / count {
-            chosen.push(window);
-        } else {
-            rest.push(window);
-        }
-    }
-    Ok((chosen, rest))
+/// Chunks of the whole text without overlap, each behind the beginning-of-text token; the last partial one is dropped.
+fn text_windows(ids: &[u32], bos: Option<u32>, window: usize) -> Vec<Window> {
+    let chunk = window - usize::from(bos.is_some());
+    ids.chunks_exact(chunk)
+        .map(|chunk| Window {
+            ids: bos.into_iter().chain(chunk.iter().copied()).collect(),
+            slice: None,
+        })
+        .collect()
 }
 
 /// Token ids that the model has a row for.
@@ -272,17 +255,6 @@ fn in_vocabulary(ids: &[u32], vocab_size: usize) -> Result<Vec<u32>> {
         ))),
         None => Ok(ids.to_vec()),
     }
-}
-
-/// Chunks of the whole text without overlap, each behind the beginning-of-text token; the last partial one is dropped.
-fn text_windows(ids: &[u32], bos: Option<u32>, window: usize) -> Vec<Window> {
-    let chunk = window - usize::from(bos.is_some());
-    ids.chunks_exact(chunk)
-        .map(|chunk| Window {
-            ids: bos.into_iter().chain(chunk.iter().copied()).collect(),
-            slice: None,
-        })
-        .collect()
 }
 
 #[cfg(test)]
@@ -435,6 +407,31 @@ mod tests {
         let (chosen, rest) = sample("data", windows, 4).unwrap();
         assert_eq!(texts(&chosen), ["a", "c", "f", "h"]);
         assert_eq!(texts(&rest), ["b", "d", "e", "g", "i", "j"]);
+    }
+
+    #[test]
+    fn another_round_reads_others_where_there_are_any() {
+        let windows = |text: &str| parse("txt", text).unwrap().windows(&Bytes, 2).unwrap();
+        let round = |round| {
+            let (chosen, rest) = sample_of_round("data", windows("abcdefghij"), 4, round).unwrap();
+            assert_eq!(rest.len(), 6);
+            texts(&chosen).concat()
+        };
+        assert_eq!(
+            [0, 1, 3, 10].map(round),
+            ["acfh", "bdgi", "adfi", "acfh"],
+            "in the file's order"
+        );
+        let all = |round| {
+            sample_of_round("data", windows("abcd"), 4, round)
+                .unwrap()
+                .0
+        };
+        assert_eq!(
+            texts(&all(0)),
+            texts(&all(3)),
+            "all of them are all of them"
+        );
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod chat;
 pub mod cli;
 pub mod dataset;
 pub mod detokenize;
+pub mod drift;
 pub mod error;
 pub mod export;
 pub mod fetch;

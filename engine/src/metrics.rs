@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use mixquant_crds::names::engine_metrics as names;
+use mixquant_crds::report::PROMPT_LENGTHS;
 use mixquant_crds::{DecodeScheme, Digest, KvPrecision, PrecisionPlan};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
@@ -16,9 +17,12 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 
+mod drift;
 mod quality;
 
+use self::drift::Drift;
 use self::quality::Quality;
+use crate::drift::Counts;
 use crate::model::WeightBytes;
 use crate::valve::read::Check;
 
@@ -118,6 +122,8 @@ pub struct Metrics {
     generation_tokens: Counter,
     requests: Family<OutcomeLabels, Counter>,
     quality: Quality,
+    drift: Drift,
+    request_prompt_tokens: Histogram,
     build_info: Family<BuildLabels, Gauge>,
 }
 
@@ -129,6 +135,7 @@ impl Metrics {
         let histogram = || Histogram::new(latency_buckets());
         let mut registry = Registry::with_labels(labels.into_iter());
         let quality = Quality::register(&mut registry);
+        let drift = Drift::register(&mut registry);
         let metrics = Self {
             registry,
             time_to_first_token: histogram(),
@@ -146,6 +153,8 @@ impl Metrics {
             generation_tokens: Counter::default(),
             requests: Family::default(),
             quality,
+            drift,
+            request_prompt_tokens: Histogram::new(PROMPT_LENGTHS.map(f64::from)),
             build_info: Family::default(),
         };
         metrics.with_latencies().with_load().with_counters()
@@ -215,6 +224,12 @@ impl Metrics {
         self.add(
             names::PREFILL_MIN_PROMPT_TOKENS,
             "Tokens from which on the quantised copy reads a prompt; 0 where none does",
+            &cell,
+        );
+        let cell = self.request_prompt_tokens.clone();
+        self.add(
+            names::REQUEST_PROMPT_TOKENS,
+            "Tokens of a prompt, one observation a prompt",
             &cell,
         );
         let cell = self.prompt_tokens.clone();
@@ -309,6 +324,11 @@ impl Metrics {
     /// A prompt was read.
     pub fn prefilled(&self, tokens: usize, precision: PrefillPrecision, reason: PrefillReason) {
         self.prompt_tokens.inc_by(tokens as u64);
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "a prompt has far fewer than 2^53 tokens"
+        )]
+        self.request_prompt_tokens.observe(tokens as f64);
         self.prefill_precision
             .get_or_create(&PrefillLabels { precision, reason })
             .inc();
@@ -347,6 +367,11 @@ impl Metrics {
     /// The valve looked at a prompt.
     pub fn checked(&self, check: &Check) {
         self.quality.checked(check);
+    }
+
+    /// Rows of a prompt were compared with what calibration saw.
+    pub fn watched(&self, counts: &Counts) {
+        self.drift.watched(counts);
     }
 
     /// A request ended.

@@ -13,6 +13,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
+use crate::drift::Watch;
 use crate::health::Health;
 use crate::metrics::Metrics;
 use crate::model::{Chunk, KvCache, LogitRows, Model, Pass, Workspace};
@@ -115,6 +116,7 @@ pub struct Worker {
     workspace: Workspace,
     valve: Valve,
     differences: Option<DifferenceLog>,
+    drift: Option<Watch>,
     metrics: Arc<Metrics>,
     health: Arc<Health>,
     next_id: u64,
@@ -139,6 +141,7 @@ impl Worker {
             workspace: Workspace::default(),
             valve: Valve::new(Settings::default()),
             differences: None,
+            drift: None,
             metrics,
             health,
             next_id: 0,
@@ -152,6 +155,13 @@ impl Worker {
     pub fn with_valve(mut self, settings: Settings, differences: Option<DifferenceLog>) -> Self {
         self.valve = Valve::new(settings);
         self.differences = differences;
+        self
+    }
+
+    /// Counts what prompts hold beyond what calibration saw.
+    #[must_use]
+    pub fn with_drift(mut self, watch: Option<Watch>) -> Self {
+        self.drift = watch;
         self
     }
 

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use mixquant_crds::{Digest, FailureReason};
-use mixquant_engine::artifact::store::{Draft, Published, write_report};
+use mixquant_engine::artifact::store::{Draft, Published, remove, write_report};
 use mixquant_engine::artifact::{Artifact, Check, weights};
 use mixquant_engine::calibrate::default_plan;
 use mixquant_engine::model::{Importance, QuantisedLinear, QuantisedLinears};
@@ -16,6 +16,10 @@ use proptest::prelude::*;
 
 /// A small artifact for a model of another world.
 fn publish(root: &Path) -> Published {
+    publish_for(root, None)
+}
+
+fn publish_for(root: &Path, owner: Option<&str>) -> Published {
     let rows: Vec<f32> = (0..12u8).map(|value| f32::from(value) - 5.5).collect();
     let linear = |name: &str| QuantisedLinear::from_rows(name.into(), &rows, 3, 4);
     let linears = QuantisedLinears::from_tensors(vec![
@@ -23,7 +27,8 @@ fn publish(root: &Path) -> Published {
         linear("model.layers.0.mlp.up_proj"),
     ])
     .unwrap();
-    let mut draft = Draft::new(root, 1000).unwrap();
+    let draft = Draft::new(root, 1000).unwrap();
+    let mut draft = draft.owned_by(owner.map(str::to_owned));
     for (index, shard) in weights::shards(&linears).iter().enumerate() {
         draft
             .write(
@@ -125,6 +130,58 @@ fn the_same_content_is_kept_and_a_damaged_folder_is_replaced() {
         .filter(|path| !path.starts_with(third.digest.hex()))
         .collect();
     assert_eq!(left, [Path::new(".lock")], "nothing else stays");
+}
+
+#[test]
+fn an_artifact_goes_with_its_last_owner_and_never_before() {
+    let root = tempfile::tempdir().unwrap();
+    let root = root.path();
+    let published = publish_for(root, Some("chat"));
+    let digest = [published.digest.clone()];
+    assert!(publish_for(root, Some("search")).reused);
+    assert!(
+        publish_for(root, Some("chat")).reused,
+        "signing twice is once"
+    );
+    let whole = || Artifact::open(&published.path, Check::Digests).is_ok();
+    assert!(whole(), "owners are no part of the digest");
+
+    remove(root, "nobody", &digest).unwrap();
+    remove(root, "chat", &digest).unwrap();
+    assert!(whole(), "another has it too");
+    remove(root, "chat", &digest).unwrap();
+    assert!(whole(), "what was given up is no longer its own");
+    remove(root, "search", &digest).unwrap();
+    assert_eq!(jobs::files(root), [Path::new(".lock")], "nothing stays");
+    remove(root, "search", &digest).unwrap();
+    remove(&root.join("elsewhere"), "search", &digest).unwrap();
+}
+
+#[test]
+fn what_was_there_before_there_were_owners_is_never_removed() {
+    let root = tempfile::tempdir().unwrap();
+    let root = root.path();
+    let published = publish(root);
+    let digest = [published.digest.clone()];
+    remove(root, "chat", &digest).unwrap();
+    assert!(published.path.exists());
+    assert!(publish_for(root, Some("chat")).reused);
+    remove(root, "chat", &digest).unwrap();
+    assert!(
+        Artifact::open(&published.path, Check::Digests).is_ok(),
+        "somebody may have used it all along"
+    );
+}
+
+#[test]
+fn what_replaces_a_damaged_artifact_keeps_its_owners() {
+    let root = tempfile::tempdir().unwrap();
+    let root = root.path();
+    let first = publish_for(root, Some("search"));
+    jobs::flip(&first.path.join("plan.json"), 3, 1);
+    assert!(!publish_for(root, Some("chat")).reused);
+    remove(root, "chat", std::slice::from_ref(&first.digest)).unwrap();
+    assert!(Artifact::open(&first.path, Check::Digests).is_ok());
 }
 
 #[test]

@@ -314,6 +314,7 @@ fn answers<'a>(
                 (prompt, LogitRows::Last),
                 prompt.len(),
                 &mut workspace,
+                None,
             )
             .unwrap()
     })

@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use mixquant_crds::names::{EXIT_INPUT, EXIT_RETRY};
 use mixquant_engine::artifact::{Artifact, Check};
+use mixquant_engine::calibrate;
 use mixquant_engine::model::{Chunk, LogitRows, Model, Workspace};
 
 /// An artifact whose W8A8 copy reads prompts of 64 tokens and more.
@@ -267,6 +268,74 @@ fn sigterm_ends_a_job_with_its_answer_and_nothing_left() {
             .contains("stopped by a signal")
     );
     assert_eq!(jobs::files(&out), [Path::new(".lock")]);
+}
+
+/// Kills while an artifact is removed: it is whole or hidden, never half, and the next run ends what was begun.
+#[test]
+fn killed_while_it_removes_an_artifact_it_leaves_no_half_and_the_next_run_ends_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let small = [
+        "--samples",
+        "2",
+        "--sequence-length",
+        "128",
+        "--eval-samples",
+        "1",
+    ];
+    let arguments = |more: &[&str]| {
+        let extra = [&small[..], &["--owner", "chat"], more].concat();
+        jobs::calibrate(&out, &jobs::plan(), &extra)
+    };
+    let kept = jobs::artifact(&calibrate::Options {
+        owner: Some("chat".into()),
+        ..jobs::options(&out, jobs::plan())
+    });
+    let digest = format!("sha256:{}", "ab".repeat(32));
+    let old = out.join("ab".repeat(32));
+    let mut halves = 0;
+    for _ in 0..3 {
+        jobs::copy(&kept, &old);
+        // Enough to do that a removal takes its time.
+        for number in 0..20_000 {
+            fs::write(old.join("weights").join(format!("{number}")), "").unwrap();
+        }
+        let mut child = jobs::command()
+            .args(arguments(&["--remove", &digest]))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        while old.exists() {
+            assert!(
+                child.try_wait().unwrap().is_none(),
+                "it ended without removing"
+            );
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let names = fs::read_dir(&out).unwrap().flatten();
+        halves += names
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with(".old-"))
+            .count();
+        assert!(
+            Artifact::open(&kept, Check::Digests).is_ok(),
+            "the other one is untouched"
+        );
+    }
+    assert!(halves > 0, "no removal was interrupted");
+    let run = jobs::engine(arguments(&[]));
+    assert!(
+        run.status.success(),
+        "{}",
+        String::from_utf8_lossy(&run.stderr)
+    );
+    let hidden = fs::read_dir(&out).unwrap().flatten();
+    let hidden: Vec<_> = hidden
+        .map(|entry| entry.file_name())
+        .filter(|name| name.to_string_lossy().starts_with('.'))
+        .collect();
+    assert_eq!(hidden, [".lock"]);
 }
 
 /// What hides from readers stays: the drafts of killed runs.

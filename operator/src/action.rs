@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
+use mixquant_crds::drift::RecalibrationCause;
 use mixquant_crds::status::{MixQuantServiceStatus, Outcome, Reason};
 use mixquant_crds::{Digest, PrecisionPlan};
 use serde::Serialize;
@@ -107,12 +108,26 @@ pub enum JobWork {
         plan: PrecisionPlan,
         /// `spec.model.digest`: another model fails the Job.
         expect_model: Option<Digest>,
+        /// Which of the data's texts it reads: 0, and one more with each recalibration.
+        #[serde(skip_serializing_if = "is_zero")]
+        round: i32,
+        /// Artifacts that no revision needs, removed before it writes its own.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        remove: Vec<Digest>,
     },
     /// Verifies an artifact that exists with the spec's engine image.
     Verify {
         /// The artifact.
         artifact: Digest,
     },
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature that serde calls"
+)]
+fn is_zero(number: &i32) -> bool {
+    *number == 0
 }
 
 /// An object to delete.
@@ -148,6 +163,16 @@ pub enum Metric {
     },
     /// `operator_metrics::PROMOTIONS`.
     Promotion,
+    /// `operator_metrics::DRIFTS`.
+    Drift {
+        /// The label `signal`: what crossed its bound.
+        signal: String,
+    },
+    /// `operator_metrics::RECALIBRATIONS`.
+    Recalibration {
+        /// The label `cause`.
+        cause: RecalibrationCause,
+    },
     /// `operator_metrics::VERDICTS`.
     Verdict {
         /// The label `gate`: [`PRECISION_GATE`], or the name of a gate on live traffic.

@@ -29,10 +29,17 @@ struct InfoLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RollbackLabels {
+struct CauseLabels {
     namespace: String,
     name: String,
     cause: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DriftLabels {
+    namespace: String,
+    name: String,
+    signal: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -59,8 +66,10 @@ pub struct Metrics {
     registry: Registry,
     info: Family<InfoLabels, Gauge>,
     weight: Family<ServiceLabels, Gauge>,
-    rollbacks: Family<RollbackLabels, Counter>,
+    rollbacks: Family<CauseLabels, Counter>,
     promotions: Family<ServiceLabels, Counter>,
+    drifts: Family<DriftLabels, Counter>,
+    recalibrations: Family<CauseLabels, Counter>,
     verdicts: Family<VerdictLabels, Counter>,
     reconciles: Histogram,
     errors: Family<ErrorLabels, Counter>,
@@ -76,6 +85,8 @@ impl Default for Metrics {
             weight: Family::default(),
             rollbacks: Family::default(),
             promotions: Family::default(),
+            drifts: Family::default(),
+            recalibrations: Family::default(),
             verdicts: Family::default(),
             reconciles: Histogram::new([
                 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
@@ -111,6 +122,16 @@ impl Metrics {
             names::PROMOTIONS,
             "Revisions that became stable",
             self.promotions.clone(),
+        );
+        registry.register(
+            names::DRIFTS,
+            "Bounds of spec.drift that traffic crossed, by signal",
+            self.drifts.clone(),
+        );
+        registry.register(
+            names::RECALIBRATIONS,
+            "Recalibrations that were opened, by cause",
+            self.recalibrations.clone(),
         );
         registry.register(
             names::VERDICTS,
@@ -155,7 +176,7 @@ impl Metrics {
         match metric {
             Metric::Rollback { cause } => {
                 let cause = cause.as_str();
-                let labels = RollbackLabels {
+                let labels = CauseLabels {
                     namespace,
                     name,
                     cause,
@@ -164,6 +185,23 @@ impl Metrics {
             }
             Metric::Promotion => {
                 self.promotions.get_or_create(service).inc();
+            }
+            Metric::Drift { signal } => {
+                let labels = DriftLabels {
+                    namespace,
+                    name,
+                    signal: signal.clone(),
+                };
+                self.drifts.get_or_create(&labels).inc();
+            }
+            Metric::Recalibration { cause } => {
+                let cause = cause.as_str();
+                let labels = CauseLabels {
+                    namespace,
+                    name,
+                    cause,
+                };
+                self.recalibrations.get_or_create(&labels).inc();
             }
             Metric::Verdict { gate, outcome } => {
                 let labels = VerdictLabels {
@@ -252,6 +290,8 @@ mod tests {
             names::CANARY_WEIGHT,
             names::ROLLBACKS,
             names::PROMOTIONS,
+            names::DRIFTS,
+            names::RECALIBRATIONS,
             names::VERDICTS,
             names::RECONCILE_DURATION,
             names::RECONCILE_ERRORS,

@@ -5,7 +5,9 @@
 //! before muscle), else last. There is no other state: a crash anywhere is a pass that ended early.
 #![warn(clippy::wildcard_enum_match_arm)]
 
+mod artifacts;
 mod asked;
+mod drift;
 mod effects;
 mod ending;
 mod fit;
@@ -32,7 +34,7 @@ pub use measure::Measured;
 
 /// The names that the status keeps at most.
 const MEMORY: usize = 10;
-/// Seconds of a window at rest.
+/// Seconds of a window at rest, where `spec.drift` names no other.
 const REST_WINDOW: i64 = 600;
 /// How soon to look again at what this pass has begun, or for an object of someone else to go away.
 const AGAIN: Duration = Duration::from_secs(10);
@@ -189,6 +191,7 @@ pub fn plan(
         fit::make_room(&world, &mut decisions, target);
     }
     verdict::show_at_rest(&world, &mut decisions);
+    drift::watch(&world, &mut decisions, &measured, target.as_ref());
     let effects = effects::effects(&world, &mut decisions, &measured, target.as_ref());
 
     let remembers = !status::same_memory(&before, &decisions.memory);
@@ -271,12 +274,14 @@ fn target(
     }
 }
 
-/// What the shell samples until the next pass: the trial's window; at rest stable alone, for display, in windows of ten minutes.
+/// What the shell samples until the next pass: the trial's window; at rest stable alone, for display and drift.
 fn window(world: &World<'_>, memory: &MixQuantServiceStatus) -> Option<Window> {
     let stable = memory.stable.as_ref()?;
     let Some(canary) = &memory.canary else {
         let second = world.now.as_second();
-        let since = Timestamp::from_second(second - second.rem_euclid(REST_WINDOW)).ok()?;
+        let drift = world.valid.drift.as_ref();
+        let span = drift.map_or(REST_WINDOW, |drift| i64::from(drift.window.max(1)));
+        let since = Timestamp::from_second(second - second.rem_euclid(span)).ok()?;
         let revisions = [stable.revision.clone(), stable.revision.clone()];
         return Some(Window { since, revisions });
     };

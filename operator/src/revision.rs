@@ -22,13 +22,17 @@ pub const LATE_MESSAGE_SECONDS: i64 = 60;
 pub type Render = fn(&ValidService, &Digest, &Digest) -> PodTemplateSpec;
 
 /// Over everything that a calibration Job reads. The engine image and the gate's limits are not part of it: another image only
-/// verifies, and limits are judged on numbers that are already known.
+/// verifies, and limits are judged on numbers that are already known. Another round reads other texts of the same data.
 pub fn inputs(
     service: &ValidService,
-    calibration_data: &Digest,
-    evaluation_data: &Digest,
+    (calibration_data, evaluation_data): (&Digest, &Digest),
+    round: i32,
 ) -> Digest {
-    together(&[&service.measured, calibration_data, evaluation_data])
+    let data = [&service.measured, calibration_data, evaluation_data];
+    if round == 0 {
+        return together(&data);
+    }
+    together(&[data[0], data[1], data[2], &digest(&json!({"round": round}))])
 }
 
 /// The spec's part of [`inputs`].

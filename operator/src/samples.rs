@@ -43,7 +43,7 @@ pub struct TrackSamples {
     pub grew_at: Option<Timestamp>,
 }
 
-/// A series of engine pods that gates read.
+/// A series of engine pods that gates or drift read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Series {
@@ -69,6 +69,16 @@ pub enum Series {
     NanLogits,
     /// Part of the KV cache in use, 0 to 1.
     KvUsage,
+    /// Rows that linears read of prompts.
+    Activations,
+    /// Those beyond what calibration saw.
+    ActivationsBeyond,
+    /// Keys and values of prompts that the cache quantises.
+    KvRows,
+    /// Those beyond what calibration saw.
+    KvBeyond,
+    /// Tokens of a prompt, one observation a prompt.
+    PromptTokens,
 }
 
 /// How a series is exported.
@@ -95,7 +105,7 @@ pub struct Source {
 
 impl Series {
     /// Every one.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 16] = [
         Self::Tpot,
         Self::Ttft,
         Self::Itl,
@@ -107,6 +117,11 @@ impl Series {
         Self::ValveFallbacks,
         Self::NanLogits,
         Self::KvUsage,
+        Self::Activations,
+        Self::ActivationsBeyond,
+        Self::KvRows,
+        Self::KvBeyond,
+        Self::PromptTokens,
     ];
 
     /// Where it is found on a metrics page.
@@ -127,6 +142,11 @@ impl Series {
             Self::ValveFallbacks => (names::VALVE_FALLBACK, Shape::Counter, None),
             Self::NanLogits => (names::NAN_LOGITS, Shape::Counter, None),
             Self::KvUsage => (names::KV_CACHE_USAGE, Shape::Gauge, None),
+            Self::Activations => (names::ACTIVATION_ROWS, Shape::Counter, None),
+            Self::ActivationsBeyond => (names::ACTIVATION_ROWS_BEYOND_RANGE, Shape::Counter, None),
+            Self::KvRows => (names::KV_ROWS, Shape::Counter, None),
+            Self::KvBeyond => (names::KV_ROWS_BEYOND_RANGE, Shape::Counter, None),
+            Self::PromptTokens => (names::REQUEST_PROMPT_TOKENS, Shape::Histogram, None),
         };
         Source {
             family,

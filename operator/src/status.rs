@@ -32,6 +32,8 @@ pub fn same_memory(before: &MixQuantServiceStatus, after: &MixQuantServiceStatus
         && before.request == after.request
         && before.attempt == after.attempt
         && before.undo == after.undo
+        && before.artifacts == after.artifacts
+        && before.drift == after.drift
 }
 
 /// The status after this pass's decisions.
@@ -82,6 +84,7 @@ pub fn report(
             Some(says::precision_ok(measured)),
         ),
         (ConditionType::SLOMet, says::slo_met(decisions)),
+        (ConditionType::Drifted, says::drifted(world, decisions)),
         (ConditionType::Paused, says::paused(&standing)),
         (
             ConditionType::Reconciling,
@@ -96,8 +99,8 @@ pub fn report(
             let before = &decisions.memory.conditions;
             match said {
                 Some(said) => Some(condition(before, kind, &said, (generation, world.now))),
-                // Only there while it is true.
-                None if kind == ConditionType::Paused => None,
+                // Only there while there is something to say.
+                None if matches!(kind, ConditionType::Paused | ConditionType::Drifted) => None,
                 // Still true, and of this generation too.
                 None => renewed(before, kind, generation),
             }

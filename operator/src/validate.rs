@@ -14,10 +14,12 @@ use serde::Serialize;
 
 use crate::revision;
 
+mod drift;
 mod gates;
 mod rollout;
 mod source;
 
+pub use drift::Drift;
 pub use gates::Gate;
 pub(crate) use gates::{Kind, kind};
 pub use rollout::{Rollout, Step};
@@ -63,6 +65,9 @@ pub struct ValidService {
     pub replicas: i32,
     /// The gates on live traffic.
     pub gates: Vec<Gate>,
+    /// From when live traffic is no longer what calibration saw.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drift: Option<Drift>,
     /// The way of a new revision.
     pub rollout: Rollout,
 }
@@ -232,6 +237,7 @@ pub fn validate(service: &MixQuantService) -> Result<ValidService, InvalidSpec> 
         engine: spec.engine.clone(),
         replicas: spec.replicas,
         gates: gates::gates(spec, &mut problems),
+        drift: drift::drift(spec, &mut problems),
         rollout: rollout::rollout(&spec.rollout, &mut problems),
     };
     problems.require(

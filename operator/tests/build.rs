@@ -7,8 +7,9 @@ use k8s_openapi::api::core::v1::{Container, PodSpec};
 use mixquant_crds::service::SecretName;
 use mixquant_crds::{Digest, MixQuantService};
 use mixquant_operator::build::companion::{self, Built};
+use mixquant_operator::build::job::{self, Asked};
 use mixquant_operator::build::meta::Owner;
-use mixquant_operator::build::{self, deployment, job, service};
+use mixquant_operator::build::{self, deployment, service};
 use mixquant_operator::observed::{Companion, FrozenRevision, Installation};
 use mixquant_operator::validate::{ValidService, validate};
 use serde::Serialize;
@@ -64,11 +65,25 @@ fn the_controller_revision_keeps_the_template_whole() {
     assert!(owner.owns(&object.metadata));
 }
 
+fn asked<'a>(service: &'a ValidService, model: Option<&'a Digest>) -> Asked<'a> {
+    Asked {
+        plan: &service.plan,
+        expect_model: model,
+        round: 0,
+        remove: &[],
+    }
+}
+
 #[test]
 fn the_calibration_job_is_as_written() {
     let (owner, service) = valid();
-    let plan = (&service.plan, Some(&digest()));
-    let object = job::calibration(&owner, "chat-calibrate-0123456789", &service, plan);
+    let (model, old) = (digest(), [Digest::of_bytes(b"old")]);
+    let asked = Asked {
+        round: 2,
+        remove: &old,
+        ..asked(&service, Some(&model))
+    };
+    let object = job::calibration(&owner, "chat-calibrate-0123456789", &service, &asked);
     expect_file!["objects/calibration.yaml"].assert_eq(&yaml(&object));
 }
 
@@ -207,10 +222,10 @@ fn is_restricted(pod: &PodSpec) {
 fn every_pod_holds_to_pod_security_restricted() {
     let (owner, service) = valid();
     for service in [service, from(STORE), from(CACHED), from(IMAGE)] {
-        let plan = (&service.plan, None);
+        let asked = asked(&service, None);
         let engine = deployment::deployment(&owner, &frozen(&service), 1);
         let jobs = [
-            job::calibration(&owner, "c", &service, plan),
+            job::calibration(&owner, "c", &service, &asked),
             job::verification(&owner, "v", &service, &digest()),
         ];
         is_restricted(&engine.spec.unwrap().template.spec.unwrap());
@@ -244,7 +259,9 @@ fn pods_of_a_downloaded_model_are_as_written() {
     let (owner, _) = valid();
     let service = from(STORE);
     let engine = deployment::template(&service, &model(), &digest());
-    let job = job::calibration(&owner, "c", &service, (&service.plan, Some(&model())));
+    let model_digest = model();
+    let asked = asked(&service, Some(&model_digest));
+    let job = job::calibration(&owner, "c", &service, &asked);
     let network = |companion| {
         let Built::NetworkPolicy(policy) =
             companion::build(companion, &owner, &service, &Installation::default())

@@ -52,6 +52,8 @@ fn everything(target: &Target) -> Vec<Action> {
     let work = JobWork::Calibrate {
         plan: target.valid.as_ref().unwrap().plan.clone(),
         expect_model: None,
+        round: 0,
+        remove: Vec::new(),
     };
     vec![
         Action::ApplyRevision(Box::new(NewRevision {

@@ -3,6 +3,7 @@
 //! The worlds are made by the plan itself in a cluster that does at once what it is told; the files say what differs from there.
 #![expect(clippy::unwrap_used, reason = "this is a test: a panic is its failure")]
 
+mod drifts;
 mod exhaustive;
 mod properties;
 mod told;

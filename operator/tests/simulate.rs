@@ -118,7 +118,7 @@ fn whatever_happens_no_invariant_breaks_and_the_service_comes_to_rest() {
 }
 
 /// What a thousand lives must have seen.
-const HAPPENS: [&str; 18] = [
+const HAPPENS: [&str; 19] = [
     "Aborted",
     "CalibrationFailed",
     "InsufficientCapacity",
@@ -132,6 +132,7 @@ const HAPPENS: [&str; 18] = [
     "RolloutPaused",
     "SLOViolated",
     "abort done",
+    "artifact removed",
     "promote done",
     "promote full done",
     "promote refused",

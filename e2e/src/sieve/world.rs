@@ -345,6 +345,7 @@ fn message(verified: bool) -> JobMessage {
         model_digest: Digest::of_bytes(b"model"),
         artifact_digest: artifact(),
         calibration_tokens: 1000,
+        prompt_lengths: Vec::new(),
         verify: report,
     })
 }

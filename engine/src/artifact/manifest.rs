@@ -3,7 +3,9 @@
 //! Pure: it parses, checks and digests; the folder is read by the parent and written by [`super::store`].
 
 use mixquant_crds::Digest;
-use mixquant_crds::names::{ARTIFACT_ATTENTION, ARTIFACT_GOLDEN, ARTIFACT_PLAN, ARTIFACT_WEIGHTS};
+use mixquant_crds::names::{
+    ARTIFACT_ATTENTION, ARTIFACT_GOLDEN, ARTIFACT_PLAN, ARTIFACT_RANGES, ARTIFACT_WEIGHTS,
+};
 use serde::{Deserialize, Serialize};
 
 /// The layout that this engine writes and reads.
@@ -134,7 +136,13 @@ fn is_known(path: &str) -> bool {
                 .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
     };
     match path.split_once('/') {
-        None => [ARTIFACT_PLAN, ARTIFACT_ATTENTION, ARTIFACT_GOLDEN].contains(&path),
+        None => [
+            ARTIFACT_PLAN,
+            ARTIFACT_ATTENTION,
+            ARTIFACT_GOLDEN,
+            ARTIFACT_RANGES,
+        ]
+        .contains(&path),
         Some((folder, name)) => {
             folder == ARTIFACT_WEIGHTS
                 && plain(name)

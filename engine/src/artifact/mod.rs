@@ -9,12 +9,15 @@ pub mod weights;
 
 use std::path::Path;
 
-use mixquant_crds::names::{ARTIFACT_ATTENTION, ARTIFACT_GOLDEN, ARTIFACT_MANIFEST, ARTIFACT_PLAN};
+use mixquant_crds::names::{
+    ARTIFACT_ATTENTION, ARTIFACT_GOLDEN, ARTIFACT_MANIFEST, ARTIFACT_PLAN, ARTIFACT_RANGES,
+};
 use mixquant_crds::{Digest, PrecisionPlan};
 
 use self::golden::Golden;
 use self::manifest::FileEntry;
 pub use self::manifest::Manifest;
+use crate::drift::Ranges;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::model::{Importance, Model, QuantisedLinears};
@@ -41,6 +44,7 @@ pub struct Artifact {
     importance: Importance,
     linears: QuantisedLinears,
     golden: Option<Golden>,
+    ranges: Option<Ranges>,
 }
 
 impl Artifact {
@@ -71,10 +75,9 @@ impl Artifact {
             ))
         })?;
         let importance = folder.json(&manifest, ARTIFACT_ATTENTION)?;
-        // Artifacts made before there were golden answers have none.
-        let golden = (manifest.file(ARTIFACT_GOLDEN).is_some())
-            .then(|| folder.json(&manifest, ARTIFACT_GOLDEN))
-            .transpose()?;
+        // Artifacts made before there were golden answers or ranges have none.
+        let golden = folder.json_if_listed(&manifest, ARTIFACT_GOLDEN)?;
+        let ranges = folder.json_if_listed(&manifest, ARTIFACT_RANGES)?;
         let mut linears = Vec::new();
         for entry in manifest.weights() {
             let decoded = weights::decode(&folder.file(entry)?)
@@ -98,6 +101,7 @@ impl Artifact {
             importance,
             linears,
             golden,
+            ranges,
         })
     }
 
@@ -126,6 +130,11 @@ impl Artifact {
         self.golden.as_ref()
     }
 
+    /// What calibration saw, where the artifact says it.
+    pub fn ranges(&self) -> Option<&Ranges> {
+        self.ranges.as_ref()
+    }
+
     /// Gives the W8A8 copy, the thresholds and the plan to the model that they were made for.
     ///
     /// # Errors
@@ -138,6 +147,10 @@ impl Artifact {
                 self.manifest.model_digest,
                 model.digest()
             )));
+        }
+        if let Some(ranges) = &self.ranges {
+            let config = model.config();
+            ranges.check(config.num_hidden_layers, config.num_key_value_heads)?;
         }
         model.attach(self.linears, Some(self.importance), self.plan)
     }
@@ -187,6 +200,15 @@ impl Folder<'_> {
         }
         serde_json::from_slice(&self.file(entry)?)
             .map_err(|error| damaged(&self.directory.join(path), &error.to_string()))
+    }
+
+    fn json_if_listed<T: serde::de::DeserializeOwned>(
+        &self,
+        manifest: &Manifest,
+        path: &str,
+    ) -> Result<Option<T>> {
+        let listed = manifest.file(path);
+        listed.map(|_| self.json(manifest, path)).transpose()
     }
 
     /// The file's bytes, of the size and digest that the manifest says.

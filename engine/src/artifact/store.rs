@@ -1,14 +1,17 @@
 //! Writing an artifact's folder so that a process killed at any moment leaves nothing that validates and nothing that stays.
 //!
 //! A draft is a hidden folder beside the finished ones, held by a file lock for as long as its process lives; publishing syncs and renames it.
-//! `calibrate` calls it. It never changes a finished artifact except to add its report.
+//! `calibrate` calls it. It never changes a finished artifact except to add its report and its owners.
+//!
+//! Several services may keep their artifacts in one folder, and the same inputs give the same artifact: each signs what it had made, and
+//! what leaves with its last owner is removed.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use mixquant_crds::Digest;
-use mixquant_crds::names::{ARTIFACT_MANIFEST, ARTIFACT_REPORT, ARTIFACT_WEIGHTS};
+use mixquant_crds::names::{ARTIFACT_MANIFEST, ARTIFACT_OWNERS, ARTIFACT_REPORT, ARTIFACT_WEIGHTS};
 
 use super::manifest::{FileEntry, Manifest};
 use super::{Artifact, Check};
@@ -17,10 +20,12 @@ use crate::files;
 
 /// Hidden folders with this prefix belong to a run that lives or died.
 const DRAFT_PREFIX: &str = ".draft-";
-/// A damaged artifact on its way out.
+/// An artifact on its way out.
 const OLD_PREFIX: &str = ".old-";
 /// Held while drafts are made, cleaned and published.
 const LOCK: &str = ".lock";
+/// Signs an artifact that was there before owners were: somebody may need it.
+const UNKNOWN_OWNER: &str = ".unknown";
 
 /// An artifact that is being written. Dropped without [`Draft::publish`], it leaves nothing behind.
 #[derive(Debug)]
@@ -30,6 +35,7 @@ pub struct Draft {
     /// Locked for the life of this process: how another run knows that the folder is not stale.
     _lock: File,
     files: Vec<FileEntry>,
+    owner: Option<String>,
     /// What the whole artifact will take, for the message of a full disk.
     expected_bytes: u64,
 }
@@ -68,8 +74,16 @@ impl Draft {
             folder,
             _lock: lock,
             files: Vec::new(),
+            owner: None,
             expected_bytes,
         })
+    }
+
+    /// Signs what is published with the name of a service.
+    #[must_use]
+    pub fn owned_by(mut self, owner: Option<String>) -> Self {
+        self.owner = owner;
+        self
     }
 
     /// Writes one file of the artifact and syncs it.
@@ -111,9 +125,19 @@ impl Draft {
         if Artifact::open(path, Check::Digests)
             .is_ok_and(|artifact| *artifact.digest() == manifest.digest())
         {
+            if let Some(owner) = &self.owner {
+                if owners(path)?.is_empty() {
+                    sign(path, UNKNOWN_OWNER)?;
+                }
+                sign(path, owner)?;
+            }
             return Ok(true);
         }
         let draft = self.folder.path();
+        // Whoever shares the damaged one shares what takes its place.
+        for owner in owners(path)?.iter().chain(&self.owner) {
+            sign(draft, owner)?;
+        }
         write_synced(&draft.join(ARTIFACT_MANIFEST), &manifest.canonical())?;
         fs::remove_file(draft.join(LOCK))?;
         set_readable(draft)?;
@@ -153,7 +177,70 @@ pub fn write_report(artifact: &Path, report: &[u8]) -> Result<()> {
     write().map_err(|error| write_error(artifact, &error, report.len() as u64))
 }
 
-/// Removes drafts whose process is gone, and damaged artifacts that were replaced. What cannot be removed stays for the next run.
+/// Removes the artifacts that `owner` needs no more; what another owner has too is only given up, and what this one has not signed stays.
+/// Killed at any moment, it leaves each artifact whole or hidden, and what is hidden goes with the next draft.
+///
+/// # Errors
+/// A root that cannot be written.
+pub fn remove(root: &Path, owner: &str, artifacts: &[Digest]) -> Result<()> {
+    let give_up = |artifact: &Digest| {
+        let path = root.join(artifact.hex());
+        let owners = owners(&path)?;
+        if !owners.iter().any(|known| known == owner) {
+            return Ok(());
+        }
+        if owners.len() > 1 {
+            fs::remove_file(path.join(ARTIFACT_OWNERS).join(owner))?;
+            return sync_folder(&path.join(ARTIFACT_OWNERS));
+        }
+        let old = tempfile::Builder::new()
+            .prefix(OLD_PREFIX)
+            .tempdir_in(root)?;
+        fs::rename(&path, old.path().join("artifact"))?;
+        sync_folder(root)?;
+        tracing::info!(path = %path.display(), "removing an artifact that no revision needs");
+        old.close()
+    };
+    let work = || {
+        if artifacts.is_empty() || !root.exists() {
+            return Ok(());
+        }
+        let _guard = lock_root(root)?;
+        artifacts.iter().try_for_each(give_up)
+    };
+    work().map_err(|error| {
+        let root = root.display();
+        Error::storage(format!(
+            "cannot remove artifacts that no revision needs below {root}: {error}; make it writable for this user"
+        ))
+    })
+}
+
+/// Who signed an artifact, by name; nobody where there is none.
+fn owners(artifact: &Path) -> io::Result<Vec<String>> {
+    let entries = match fs::read_dir(artifact.join(ARTIFACT_OWNERS)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut owners = entries
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<io::Result<Vec<_>>>()?;
+    owners.sort();
+    Ok(owners)
+}
+
+fn sign(artifact: &Path, owner: &str) -> io::Result<()> {
+    let folder = artifact.join(ARTIFACT_OWNERS);
+    if !folder.exists() {
+        fs::create_dir(&folder)?;
+        set_readable(&folder)?;
+    }
+    File::create(folder.join(owner))?.sync_all()?;
+    sync_folder(&folder)?;
+    sync_folder(artifact)
+}
+
+/// Removes drafts whose process is gone, and artifacts that were on their way out. What cannot be removed stays for the next run.
 fn remove_stale(root: &Path) {
     let Ok(entries) = fs::read_dir(root) else {
         return;

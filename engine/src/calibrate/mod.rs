@@ -13,7 +13,9 @@ pub mod statistics;
 
 use std::path::PathBuf;
 
-use mixquant_crds::names::{ARTIFACT_ATTENTION, ARTIFACT_GOLDEN, ARTIFACT_PLAN, ARTIFACT_WEIGHTS};
+use mixquant_crds::names::{
+    ARTIFACT_ATTENTION, ARTIFACT_GOLDEN, ARTIFACT_PLAN, ARTIFACT_RANGES, ARTIFACT_WEIGHTS,
+};
 use mixquant_crds::{
     CalibrationReport, DecodePlan, DecodeScheme, Digest, KvCacheMode, KvCachePlan, KvPrecision,
     PrecisionPlan, PrefillPlan, PrefillScheme, WeightCopies,
@@ -25,10 +27,11 @@ use self::collect::Collector;
 use self::quantise::{Assignment, quantise};
 use self::quantisers::{Quantiser, Recipe};
 use crate::artifact::golden::Golden;
-use crate::artifact::store::{Draft, Published, write_report};
+use crate::artifact::store::{self, Draft, Published, write_report};
 use crate::artifact::{Artifact, Check, weights};
 use crate::dataset::mix::{Mix, mixed};
-use crate::dataset::{Dataset, Window, sample};
+use crate::dataset::{Dataset, Window, sample, sample_of_round};
+use crate::drift::{Ranges, Seen};
 use crate::error::{Error, Result};
 use crate::model::{Chunk, Importance, LogitRows, Model, Pass, QuantisedLinears, Workspace};
 use crate::progress::Progress;
@@ -64,6 +67,12 @@ pub struct Options {
     pub quantiser: Quantiser,
     /// Refuse any other model.
     pub expected_model: Option<Digest>,
+    /// Which of the texts are read, where there are more than `samples`: 0, and one more with each recalibration.
+    pub round: usize,
+    /// The service that the artifact is made for.
+    pub owner: Option<String>,
+    /// Artifacts that this service needs no more.
+    pub remove: Vec<Digest>,
     /// Instead of the plan's `minPromptTokens`: another number, or the break-even that is measured here and pinned in the plan.
     pub min_prompt_tokens: Option<Threshold>,
 }
@@ -103,8 +112,12 @@ pub fn run(options: &Options, progress: &Progress) -> Result<CalibrationReport> 
     let mut model = Model::open(&options.model)?;
     verify::expect_model(&model, options.expected_model.as_ref())?;
     let (texts, evaluation) = read_data(options, &model)?;
+    if let Some(owner) = &options.owner {
+        // First, for room: a Job that fails later has removed nothing that anybody needs.
+        store::remove(&options.out, owner, &options.remove)?;
+    }
     let plan = resolve(&options.plan, options.min_prompt_tokens, &mut model)?;
-    let published = make((options, &plan), &mut model, &texts, progress)?;
+    let (published, ranges) = make((options, &plan), &mut model, &texts, progress)?;
     // What is verified is what was written, read back as serving will read it.
     Artifact::open(&published.path, Check::Digests)?.attach_to(&mut model)?;
     let verified = verify::measure(
@@ -117,6 +130,7 @@ pub fn run(options: &Options, progress: &Progress) -> Result<CalibrationReport> 
         model_digest: model.digest().clone(),
         artifact_digest: published.digest,
         calibration_tokens: texts.iter().map(|text| text.ids.len() as u64).sum(),
+        prompt_lengths: ranges.prompt_lengths,
         verify: verified,
     };
     write_report(&published.path, &json(&report))?;
@@ -136,7 +150,7 @@ fn read_data(options: &Options, model: &Model) -> Result<(Vec<Window>, Vec<Windo
     let windows = data.windows(&tokenizer, options.sequence_length)?;
     let (texts, rest) = match &options.mix {
         Some(mix) => mixed(data.name(), windows, options.samples, mix)?,
-        None => sample(data.name(), windows, options.samples)?,
+        None => sample_of_round(data.name(), windows, options.samples, options.round)?,
     };
     let (name, mut windows) = match &options.evaluation_data {
         Some(path) => {
@@ -179,9 +193,10 @@ fn make(
     model: &mut Model,
     texts: &[Window],
     progress: &Progress,
-) -> Result<Published> {
+) -> Result<(Published, Ranges)> {
     let (linears, saved) = quantised((options, plan), model, texts, progress)?;
-    let mut draft = Draft::new(&options.out, weights::expected_bytes(&linears))?;
+    let draft = Draft::new(&options.out, weights::expected_bytes(&linears))?;
+    let mut draft = draft.owned_by(options.owner.clone());
     // The weights come first: a volume that is too small shows before the long part.
     let shards = weights::shards(&linears);
     let mut stage = progress.stage("writing", shards.len());
@@ -195,8 +210,9 @@ fn make(
         stage.advance()?;
     }
     drop(stage);
-    let importance = measure_attention(model, plan, texts, progress)?;
+    let (importance, ranges) = measure(model, plan, texts, progress)?;
     draft.write(ARTIFACT_ATTENTION, &json(&importance))?;
+    draft.write(ARTIFACT_RANGES, &json(&ranges))?;
     draft.write(ARTIFACT_PLAN, &json(plan))?;
     model.attach(linears, Some(importance), plan.clone())?;
     let beginnings = texts.iter().map(|text| &text.ids[..]);
@@ -205,7 +221,7 @@ fn make(
     if let Some(saved) = saved {
         saved.finish();
     }
-    Ok(published)
+    Ok((published, ranges))
 }
 
 /// The prefill copy, and the finished layers that it may have been made from.
@@ -238,20 +254,18 @@ fn quantised(
     Ok((linears, saved))
 }
 
-/// Reads the texts in FP32 and takes the plan's quantile of the attention that keys received.
-fn measure_attention(
+/// Reads the texts in FP32: takes the plan's quantile of the attention that keys received, and the ranges of what was computed.
+fn measure(
     model: &mut Model,
     plan: &PrecisionPlan,
     texts: &[Window],
     progress: &Progress,
-) -> Result<Importance> {
+) -> Result<(Importance, Ranges)> {
     model.set_plan(PrecisionPlan::baseline())?;
     let config = model.config();
-    let mut collector = Collector::new(
-        &plan.kv_cache,
-        config.num_hidden_layers,
-        config.num_key_value_heads,
-    );
+    let (layers, heads) = (config.num_hidden_layers, config.num_key_value_heads);
+    let collector = Collector::new(&plan.kv_cache, layers, heads);
+    let mut taps = (collector, Seen::new(layers, heads));
     let mut workspace = Workspace::default();
     let mut stage = progress.stage("calibrating", texts.len());
     for text in texts {
@@ -261,15 +275,15 @@ fn measure_attention(
             cache: &mut cache,
             logits: LogitRows::None,
         };
-        model.forward(
-            Pass::Precise,
-            &mut [chunk],
-            &mut workspace,
-            Some(&mut collector),
-        )?;
+        taps.1.text(text.ids.len());
+        model.forward(Pass::Precise, &mut [chunk], &mut workspace, Some(&mut taps))?;
         stage.advance()?;
     }
-    collector.thresholds(plan.kv_cache.quantile)
+    let (collector, seen) = taps;
+    Ok((
+        collector.thresholds(plan.kv_cache.quantile)?,
+        seen.ranges()?,
+    ))
 }
 
 fn json<T: Serialize>(value: &T) -> Vec<u8> {

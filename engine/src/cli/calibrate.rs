@@ -7,7 +7,7 @@ use mixquant_crds::{Digest, JobMessage, PrecisionPlan};
 
 use crate::calibrate::quantisers::Quantiser;
 use crate::dataset::mix::Mix;
-use crate::error::Result;
+use crate::error;
 use crate::kernels::threads;
 use crate::valve::break_even::Threshold;
 use crate::{calibrate, job};
@@ -34,6 +34,9 @@ pub struct Arguments {
     /// Texts to read, spread over the data.
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub samples: usize,
+    /// Where the data has more texts: which of them to read. 0 at first; each other number reads others.
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "mix")]
+    pub round: usize,
     /// How much of each `kind` or `task` of text, such as agent=3,documentation=1; spread over the data by default.
     #[arg(long, value_name = "KIND=SHARE,…")]
     pub mix: Option<Mix>,
@@ -55,6 +58,12 @@ pub struct Arguments {
     /// Refuse any other model.
     #[arg(long, value_name = "DIGEST")]
     pub expect_model_digest: Option<Digest>,
+    /// The service that the artifact is made for: it signs the artifact, which stays while anybody has signed it.
+    #[arg(long, value_name = "NAME", value_parser = parse_owner)]
+    pub owner: Option<String>,
+    /// An artifact that --owner needs no more: removed first, unless somebody else has signed it. May be repeated.
+    #[arg(long, value_name = "DIGEST", requires = "owner")]
+    pub remove: Vec<Digest>,
     /// Where the answer for the operator is left.
     #[arg(long, value_name = "PATH")]
     pub termination_message: Option<PathBuf>,
@@ -63,11 +72,21 @@ pub struct Arguments {
     pub threads: Option<usize>,
 }
 
+/// A service's name, which is also a file's.
+fn parse_owner(text: &str) -> Result<String, String> {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    if !text.is_empty() && text.len() <= 63 && text.bytes().all(plain) {
+        Ok(text.to_owned())
+    } else {
+        Err("a service's name has 1 to 63 characters of a-z, 0-9 and -".into())
+    }
+}
+
 /// Calibrates and prints the report.
 ///
 /// # Errors
 /// Whatever kept the artifact from being made.
-pub fn run(arguments: &Arguments) -> Result<()> {
+pub fn run(arguments: &Arguments) -> error::Result<()> {
     let options = calibrate::Options {
         model: arguments.model.clone(),
         data: arguments.data.clone(),
@@ -78,6 +97,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             .unwrap_or_else(calibrate::default_plan),
         samples: arguments.samples,
         mix: arguments.mix.clone(),
+        round: arguments.round,
+        owner: arguments.owner.clone(),
+        remove: arguments.remove.clone(),
         sequence_length: arguments.sequence_length,
         evaluation_data: arguments.eval_data.clone(),
         evaluation_samples: arguments.eval_samples,

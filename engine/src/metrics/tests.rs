@@ -41,6 +41,7 @@ fn every_alias_repeats_its_series() {
     metrics.next_token(Duration::from_millis(5));
     metrics.finished(Duration::from_millis(9), Duration::from_millis(4), 2);
     metrics.set_load(3, 4, 0.5);
+    metrics.prefilled(40, PrefillPrecision::BF16, PrefillReason::short);
     let text = metrics.text();
     let lines = |name: &str| -> Vec<String> {
         let of = |line: &&str| {

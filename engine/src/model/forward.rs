@@ -181,6 +181,9 @@ impl Model {
         );
         rotate(backend, angles, half, query_width, &mut ws.query);
         rotate(backend, angles, half, kv_width, &mut ws.key);
+        if let Some(tap) = reborrow(&mut tap) {
+            tap.keys_and_values(index, &ws.key, &ws.value, kv_width);
+        }
         self.heads(index, chunks, ws, reborrow(&mut tap));
         tap_input(
             reborrow(&mut tap),

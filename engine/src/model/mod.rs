@@ -99,6 +99,31 @@ pub trait Tap: Send {
     /// Called before the linears of each place, with the `[tokens, columns]` that they read, not yet rounded.
     fn linear_input(&mut self, _layer: usize, _input: LinearInput, _rows: &[f32], _columns: usize) {
     }
+
+    /// Called once a layer, with the `[tokens, width]` keys (their positions rotated in) and values that go to the caches.
+    fn keys_and_values(&mut self, _layer: usize, _keys: &[f32], _values: &[f32], _width: usize) {}
+}
+
+/// Two that watch the same.
+impl<A: Tap, B: Tap> Tap for (A, B) {
+    fn watches_attention(&self) -> bool {
+        self.0.watches_attention() || self.1.watches_attention()
+    }
+
+    fn attention(&mut self, layer: usize, kv_head: usize, received: &[f32], seen_by: &[f32]) {
+        self.0.attention(layer, kv_head, received, seen_by);
+        self.1.attention(layer, kv_head, received, seen_by);
+    }
+
+    fn linear_input(&mut self, layer: usize, input: LinearInput, rows: &[f32], columns: usize) {
+        self.0.linear_input(layer, input, rows, columns);
+        self.1.linear_input(layer, input, rows, columns);
+    }
+
+    fn keys_and_values(&mut self, layer: usize, keys: &[f32], values: &[f32], width: usize) {
+        self.0.keys_and_values(layer, keys, values, width);
+        self.1.keys_and_values(layer, keys, values, width);
+    }
 }
 
 /// How a checkpoint stores its weights.

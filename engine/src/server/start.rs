@@ -7,12 +7,13 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use mixquant_crds::{Digest, PrecisionPlan};
+use mixquant_crds::{Digest, KvPrecision, PrecisionPlan};
 use tokio::runtime;
 use tokio::sync::{Semaphore, oneshot, watch};
 
 use crate::artifact::golden::Golden;
 use crate::artifact::{Artifact, Check};
+use crate::drift::Watch;
 use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::metrics::Metrics;
@@ -203,13 +204,20 @@ fn run_worker(
     let ending = health.clone();
     let work = move || match load(options, &metrics) {
         Err(error) => drop(loaded.send(Err(error))),
-        Ok((model, tokenizer, bounds, differences)) => {
+        Ok(Ready {
+            model,
+            tokenizer,
+            bounds,
+            differences,
+            drift,
+        }) => {
             let limits = Limits {
                 max_batch_size: options.max_batch_size,
                 kv_capacity_tokens: options.max_batch_size * bounds.max_sequence_length,
             };
             let worker = Worker::new(model, tokenizer.clone(), limits, metrics, health.clone());
-            let mut worker = worker.with_valve(options.valve, differences);
+            let worker = worker.with_valve(options.valve, differences);
+            let mut worker = worker.with_drift(drift);
             health.set_loaded();
             if loaded.send(Ok(Loaded { tokenizer, bounds })).is_ok() {
                 worker.run(jobs);
@@ -227,7 +235,14 @@ fn run_worker(
     }
 }
 
-type Ready = (Model, Arc<Tokenizer>, Bounds, Option<DifferenceLog>);
+/// What was loaded.
+struct Ready {
+    model: Model,
+    tokenizer: Arc<Tokenizer>,
+    bounds: Bounds,
+    differences: Option<DifferenceLog>,
+    drift: Option<Watch>,
+}
 
 fn load(options: &Options, metrics: &Arc<Metrics>) -> Result<Ready> {
     // First what can fail at once.
@@ -251,7 +266,11 @@ fn load(options: &Options, metrics: &Arc<Metrics>) -> Result<Ready> {
             "--max-sequence-length is {max_sequence_length}: the model's context allows 2 to {context}"
         )));
     }
-    let (artifact, golden) = attach(options, &mut model)?;
+    let Attached {
+        artifact,
+        golden,
+        drift,
+    } = attach(options, &mut model)?;
     self_test(&model, &tokenizer, golden.as_ref())?;
     metrics.set_plan(model.plan());
     metrics.set_weight_bytes(model.weight_bytes());
@@ -259,26 +278,35 @@ fn load(options: &Options, metrics: &Arc<Metrics>) -> Result<Ready> {
     let artifact = artifact.map_or_else(|| "none".to_owned(), |digest| digest.to_string());
     tracing::info!(model = %model.digest(), artifact, plan = ?model.plan(), weights = ?model.weight_bytes(), "the model is ready");
     let max_sequences = MAX_SEQUENCES.min(options.max_batch_size + options.queue_size);
-    Ok((
+    Ok(Ready {
         model,
-        Arc::new(tokenizer),
-        Bounds {
+        tokenizer: Arc::new(tokenizer),
+        bounds: Bounds {
             max_sequence_length,
             vocab_size,
             max_sequences,
         },
         differences,
-    ))
+        drift,
+    })
 }
 
-/// Gives the model what it was calibrated to, or what can be had without. Returns the artifact's digest and its golden answers.
-fn attach(options: &Options, model: &mut Model) -> Result<(Option<Digest>, Option<Golden>)> {
+/// What an artifact says beside what the model takes.
+#[derive(Default)]
+struct Attached {
+    artifact: Option<Digest>,
+    golden: Option<Golden>,
+    drift: Option<Watch>,
+}
+
+/// Gives the model what it was calibrated to, or what can be had without.
+fn attach(options: &Options, model: &mut Model) -> Result<Attached> {
     let Some(directory) = &options.artifact else {
         if let Some((scheme, threshold)) = &options.quantise {
             let plan = resolve(scheme, *threshold, model)?;
             model.attach(model.linears_of(&plan), None, plan)?;
         }
-        return Ok((None, None));
+        return Ok(Attached::default());
     };
     let check = if options.skip_digest_checks {
         tracing::warn!("digest checks are off: this artifact may be damaged");
@@ -289,8 +317,14 @@ fn attach(options: &Options, model: &mut Model) -> Result<(Option<Digest>, Optio
     let artifact = Artifact::open(directory, check)?;
     let digest = artifact.digest().clone();
     let golden = artifact.golden().cloned();
+    let ranges = artifact.ranges().cloned();
     artifact.attach_to(model)?;
-    Ok((Some(digest), golden))
+    let quantises = model.plan().kv_cache.default != KvPrecision::BF16;
+    Ok(Attached {
+        artifact: Some(digest),
+        golden,
+        drift: ranges.map(|ranges| Watch::new(ranges, quantises)),
+    })
 }
 
 /// The API's thread.

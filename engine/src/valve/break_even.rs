@@ -166,7 +166,8 @@ fn time(model: &Model) -> Result<Vec<Timing>> {
         };
         for _ in 0..ROUNDS {
             let start = Instant::now();
-            let reading = valve.read(model, (prompt, LogitRows::Last), tokens, &mut workspace)?;
+            let prompt_rows = (prompt, LogitRows::Last);
+            let reading = valve.read(model, prompt_rows, tokens, &mut workspace, None)?;
             timing.quantised = timing.quantised.min(start.elapsed().as_secs_f64());
             if reading.work.precise > 0 {
                 return Err(Error::model(

@@ -13,7 +13,7 @@ use std::slice;
 use super::audit::Lottery;
 use super::{Comparison, Limits, Reason, Verdict, compare, judge, most_likely};
 use crate::Result;
-use crate::model::{Chunk, KvCache, LogitRows, Model, Pass, Workspace};
+use crate::model::{Chunk, KvCache, LogitRows, Model, Pass, Tap, Workspace};
 
 /// How the valve works.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -107,7 +107,7 @@ impl Valve {
     }
 
     /// Reads a prompt by the model's plan into a new cache of `capacity` tokens. With [`LogitRows::All`], `workspace.logits()` then holds
-    /// the prompt's rows of the pass that counts; such prompts are judged but not audited.
+    /// the prompt's rows of the pass that counts; such prompts are judged but not audited. `tap` watches the first pass over the prompt.
     ///
     /// # Errors
     /// A prompt that does not fit.
@@ -117,14 +117,16 @@ impl Valve {
         (prompt, rows): (&[u32], LogitRows),
         capacity: usize,
         workspace: &mut Workspace,
+        tap: Option<&mut dyn Tap>,
     ) -> Result<Reading> {
         if model.prefill_pass(prompt.len()) == Pass::Precise {
-            return precisely(model, (prompt, rows), capacity, workspace);
+            return precisely(model, (prompt, rows), capacity, workspace, tap);
         }
         let mut cache = model.new_cache(capacity);
         // The last token is computed twice, so nothing of the prompt may be quantised before.
         cache.hold();
-        forward(model, Pass::Prefill, (prompt, rows), &mut cache, workspace)?;
+        let whole = (prompt, rows);
+        forward(model, Pass::Prefill, whole, &mut cache, workspace, tap)?;
         let work = Work {
             quantised: prompt.len(),
             ..Work::default()
@@ -145,7 +147,7 @@ impl Valve {
         if check.verdict == Verdict::Keep && !audited {
             return Ok(kept.into_reading(cache, check, work));
         }
-        let mut precise = precisely(model, (prompt, rows), capacity, workspace)?;
+        let mut precise = precisely(model, (prompt, rows), capacity, workspace, None)?;
         check.precise_top = most_likely(&precise.last);
         if audited {
             let truth = compare(&kept.0, &precise.last, self.limits);
@@ -179,7 +181,8 @@ impl Valve {
         cache.truncate(last);
         cache.resume();
         let token = (slice::from_ref(&prompt[last]), LogitRows::Last);
-        forward(model, Pass::Precise, token, cache, &mut self.workspace)?;
+        let workspace = &mut self.workspace;
+        forward(model, Pass::Precise, token, cache, workspace, None)?;
         let precise = self.workspace.logits();
         // A row of an earlier token counts too: a client may have asked for its likelihood.
         let finite = quantised.logits().iter().all(|logit| logit.is_finite());
@@ -216,9 +219,11 @@ fn precisely(
     (prompt, rows): (&[u32], LogitRows),
     capacity: usize,
     workspace: &mut Workspace,
+    tap: Option<&mut dyn Tap>,
 ) -> Result<Reading> {
     let mut cache = model.new_cache(capacity);
-    forward(model, Pass::Precise, (prompt, rows), &mut cache, workspace)?;
+    let whole = (prompt, rows);
+    forward(model, Pass::Precise, whole, &mut cache, workspace, tap)?;
     Ok(Reading {
         cache,
         last: last_row(model, workspace.logits()).to_vec(),
@@ -242,6 +247,7 @@ fn forward(
     (tokens, logits): (&[u32], LogitRows),
     cache: &mut KvCache,
     workspace: &mut Workspace,
+    tap: Option<&mut dyn Tap>,
 ) -> Result<()> {
     let chunk = Chunk {
         tokens,
@@ -249,6 +255,6 @@ fn forward(
         logits,
     };
     model
-        .forward(pass, &mut [chunk], workspace, None)
+        .forward(pass, &mut [chunk], workspace, tap)
         .map(|_| ())
 }

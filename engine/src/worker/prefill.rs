@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::answer::Next;
 use super::{Job, Step, Worker};
 use crate::metrics::{PrefillPrecision, PrefillReason};
-use crate::model::{LogitRows, Model, Pass};
+use crate::model::{LogitRows, Model, Pass, Tap};
 use crate::scheduler::SequenceId;
 use crate::valve::Reason;
 use crate::valve::log::Record;
@@ -25,7 +25,11 @@ impl Worker {
         };
         let capacity = job.prompt.len() + job.max_new_tokens;
         let prompt = (&job.prompt[..], rows);
-        let read = (self.valve).read(&self.model, prompt, capacity, &mut self.workspace);
+        let tap = (self.drift.as_mut()).map(|watch| -> &mut dyn Tap { watch });
+        let read = (self.valve).read(&self.model, prompt, capacity, &mut self.workspace, tap);
+        if let Some(watch) = &mut self.drift {
+            self.metrics.watched(&watch.take());
+        }
         let next = match read {
             Err(error) => Next::Failed(error.message),
             Ok(reading) => {

@@ -58,6 +58,9 @@ pub(crate) fn options(out: &Path, plan: PrecisionPlan) -> calibrate::Options {
         evaluation_sequence_length: 128,
         quantiser: Quantiser::Rtn,
         mix: None,
+        round: 0,
+        owner: None,
+        remove: Vec::new(),
         expected_model: None,
         min_prompt_tokens: None,
     }

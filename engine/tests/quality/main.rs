@@ -9,6 +9,7 @@
 #[path = "../jobs/mod.rs"]
 mod jobs;
 
+mod drift;
 mod linears;
 mod outliers;
 mod texts;

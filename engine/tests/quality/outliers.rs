@@ -51,7 +51,7 @@ fn factor(name: &str, index: usize, columns: usize) -> f32 {
 }
 
 /// Writes the shipped model with outliers.
-fn transform(to: &Path) {
+pub(crate) fn transform(to: &Path) {
     for entry in fs::read_dir(jobs::model()).unwrap() {
         let path = entry.unwrap().path();
         let target = to.join(path.file_name().unwrap());

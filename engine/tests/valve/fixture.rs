@@ -89,7 +89,7 @@ pub(crate) fn read(
     let mut workspace = Workspace::default();
     let capacity = prompt.len() + 8;
     let reading = Valve::new(settings)
-        .read(model, (prompt, rows), capacity, &mut workspace)
+        .read(model, (prompt, rows), capacity, &mut workspace, None)
         .unwrap();
     (reading, workspace)
 }

@@ -32,6 +32,7 @@ fn healthy_traffic_falls_back_on_less_than_one_percent_and_costs_one_step_and_th
                 (prompt, LogitRows::Last),
                 prompt.len(),
                 &mut workspace,
+                None,
             )
             .unwrap();
         let check = reading.check.as_ref().unwrap();

@@ -23,24 +23,42 @@ const BACKOFF_LIMIT: i32 = 2;
 pub fn requested(owner: &Owner, service: &ValidService, request: &JobRequest) -> Job {
     let name = &request.name;
     match &request.work {
-        JobWork::Calibrate { plan, expect_model } => {
-            calibration(owner, name, service, (plan, expect_model.as_ref()))
+        JobWork::Calibrate {
+            plan,
+            expect_model,
+            round,
+            remove,
+        } => {
+            let asked = Asked {
+                plan,
+                expect_model: expect_model.as_ref(),
+                round: *round,
+                remove,
+            };
+            calibration(owner, name, service, &asked)
         }
         JobWork::Verify { artifact } => verification(owner, name, service, artifact),
     }
+}
+
+/// What a calibration is asked for beside what the spec says.
+pub struct Asked<'a> {
+    /// What the artifact should hold.
+    pub plan: &'a PrecisionPlan,
+    /// The only model that may be read, where one is expected.
+    pub expect_model: Option<&'a Digest>,
+    /// Which of the data's texts are read.
+    pub round: i32,
+    /// Artifacts that are removed first.
+    pub remove: &'a [Digest],
 }
 
 /// The calibration Job `name`: reads the model (only the expected one, when one is) and both data sets, writes an artifact by the plan, reports it.
 ///
 /// # Panics
 /// Never: a plan is plain data.
-pub fn calibration(
-    owner: &Owner,
-    name: &str,
-    service: &ValidService,
-    (plan, expect_model): (&PrecisionPlan, Option<&Digest>),
-) -> Job {
-    let plan = serde_json::to_string(plan).expect("a plan is plain data");
+pub fn calibration(owner: &Owner, name: &str, service: &ValidService, asked: &Asked<'_>) -> Job {
+    let plan = serde_json::to_string(asked.plan).expect("a plan is plain data");
     let (calibration, verification) = (&service.calibration, &service.verification);
     let mut args = vec![
         "calibrate".to_owned(),
@@ -59,18 +77,24 @@ pub fn calibration(
         ),
         format!("--eval-samples={}", verification.samples),
         format!("--eval-sequence-length={}", verification.sequence_length),
+        format!("--owner={}", service.name),
         format!("--termination-message={}", names::TERMINATION_MESSAGE_PATH),
     ];
     if service.calibration.measures_threshold {
         args.push("--min-prompt-tokens=auto".to_owned());
     }
-    if let Some(digest) = expect_model {
+    if let Some(digest) = asked.expect_model {
         args.push(format!("--expect-model-digest={digest}"));
     }
+    if asked.round > 0 {
+        args.push(format!("--round={}", asked.round));
+    }
+    let remove = asked.remove.iter();
+    args.extend(remove.map(|digest| format!("--remove={digest}")));
     let work = Work {
         component: COMPONENT_CALIBRATION,
         args,
-        model: expect_model,
+        model: asked.expect_model,
         artifacts: Access::Write,
         data: vec![
             ("calibration", names::MOUNT_CALIBRATION, &calibration.data),

@@ -60,7 +60,9 @@ pub async fn run(
             Answer::new(&artifacts::artifacts(&facts), style, Exit::Done)
         }
         Command::Order(asked) => order(global, asked, style).await?,
-        Command::Plan { filename, offline } => plan(global, filename, *offline, style).await?,
+        Command::Plan { filename, offline } => {
+            Box::pin(plan(global, filename, *offline, style)).await?
+        }
         Command::Lint { filename, offline } => {
             let report = lint(global, filename, *offline).await?;
             Answer::new(&report, style, report.exit())

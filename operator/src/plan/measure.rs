@@ -8,7 +8,7 @@ use std::time::Duration;
 use mixquant_crds::status::{CalibrationRecord, Outcome, Reason};
 use mixquant_crds::{CalibrationReport, Digest, JobMessage, VerifyReport};
 
-use super::{Decisions, MEMORY, World};
+use super::{Decisions, MEMORY, World, artifacts, drift};
 use crate::action::{Action, JobRequest, JobWork, Metric, ObjectRef, PRECISION_GATE};
 use crate::canary::later;
 use crate::judge;
@@ -69,7 +69,7 @@ pub enum Measured {
 
 /// Takes over what Jobs answered and says where the measuring stands.
 pub(super) fn measure(world: &World<'_>, decisions: &mut Decisions) -> Measured {
-    let (calibration_data, evaluation_data) = match data(world) {
+    let data = match data(world) {
         Ok(data) => data,
         Err(measured) => {
             // Which Jobs would be wanted is not known, so no failure is forgotten: a failed Job of theirs would be taken for a new answer.
@@ -77,7 +77,8 @@ pub(super) fn measure(world: &World<'_>, decisions: &mut Decisions) -> Measured 
             return *measured;
         }
     };
-    let inputs = revision::inputs(world.valid, calibration_data, evaluation_data);
+    let round = drift::round(decisions.memory.drift.as_ref());
+    let inputs = revision::inputs(world.valid, data, round);
     let image = &world.valid.engine.image;
     let calibration = revision::calibration_names(&world.valid.name, &inputs);
     let records = decisions.memory.calibrations.iter();
@@ -172,11 +173,13 @@ impl Wanted {
         }
     }
 
-    fn work(&self, world: &World<'_>) -> JobWork {
+    fn work(&self, world: &World<'_>, decisions: &Decisions) -> JobWork {
         match self {
             Self::Calibration { .. } => JobWork::Calibrate {
                 plan: world.valid.plan.clone(),
                 expect_model: world.valid.model.digest.clone(),
+                round: drift::round(decisions.memory.drift.as_ref()),
+                remove: artifacts::leaving(decisions),
             },
             Self::Verification { of, .. } => JobWork::Verify {
                 artifact: of.report.artifact_digest.clone(),
@@ -297,7 +300,7 @@ fn job(
     if failures.any(|failed| failed.revision == wanted.short()) {
         let mut old = names.iter().filter_map(find);
         if let Some(job) = old.find(|job| is_over(&job.state)) {
-            return replaced(world, wanted, job, keep);
+            return replaced((world, &*decisions), wanted, job, keep);
         }
     }
     let [first, second] = names;
@@ -352,7 +355,12 @@ fn answer<'a>(world: &World<'_>, job: &'a ObservedJob) -> Answer<'a> {
 }
 
 /// A finished Job of an earlier request makes room.
-fn replaced(world: &World<'_>, wanted: &Wanted, job: &ObservedJob, keep: Vec<String>) -> Measured {
+fn replaced(
+    (world, decisions): (&World<'_>, &Decisions),
+    wanted: &Wanted,
+    job: &ObservedJob,
+    keep: Vec<String>,
+) -> Measured {
     let object = ObjectName {
         kind: Kind::Job,
         name: job.name.clone(),
@@ -364,7 +372,7 @@ fn replaced(world: &World<'_>, wanted: &Wanted, job: &ObservedJob, keep: Vec<Str
     Measured::Running {
         job: JobRequest {
             name: job.name.clone(),
-            work: wanted.work(world),
+            work: wanted.work(world, decisions),
         },
         keep,
         remove: (job.state != JobState::Deleting).then_some(remove),
@@ -390,12 +398,15 @@ fn running(
         decisions.wake_at(later(ended, late), world.now);
     }
     decisions.wake.push(LOOK_AGAIN);
+    if job.is_none() && matches!(wanted, Wanted::Calibration { .. }) {
+        artifacts::mark(world, decisions);
+    }
     let problem = job.and_then(|job| job.pod_problem.as_deref());
     let problem = problem.map_or(String::new(), |text| format!(": {text}"));
     Measured::Running {
         job: JobRequest {
             name: name.to_owned(),
-            work: wanted.work(world),
+            work: wanted.work(world, decisions),
         },
         keep,
         remove: None,
@@ -410,6 +421,9 @@ fn measured(
     record: CalibrationRecord,
     keep: Vec<String>,
 ) -> Measured {
+    if matches!(wanted, Wanted::Calibration { .. }) {
+        artifacts::made(decisions, &record.report.artifact_digest);
+    }
     decisions.memory.calibrations.insert(0, record.clone());
     decisions.memory.calibrations.truncate(MEMORY);
     decisions.tell(

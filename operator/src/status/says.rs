@@ -143,6 +143,33 @@ pub(super) fn slo_met(decisions: &Decisions) -> Option<Said> {
     ))
 }
 
+/// Only there where the spec asks for it. The numbers are those that decided it, so that nothing is written at rest.
+pub(super) fn drifted(world: &World<'_>, decisions: &Decisions) -> Option<Said> {
+    world.valid.drift.as_ref()?;
+    let memory = decisions.memory.drift.as_ref();
+    let round = memory.map_or(0, |drift| drift.round);
+    let rounds = if round == 0 {
+        String::new()
+    } else {
+        format!("; recalibrations so far: {round}")
+    };
+    Some(match memory.and_then(|drift| drift.finding.as_ref()) {
+        None => said(
+            Truth::Unknown,
+            Reason::Inconclusive,
+            format!("no window has had drift.minPrompts prompts yet{rounds}"),
+        ),
+        Some(finding) => {
+            let (truth, reason) = if finding.drifted {
+                (Truth::True, Reason::Drifted)
+            } else {
+                (Truth::False, Reason::WithinRanges)
+            };
+            said(truth, reason, format!("{}{rounds}", finding.message))
+        }
+    })
+}
+
 /// Only there while a rollout stands still.
 pub(super) fn paused(standing: &Standing) -> Option<Said> {
     let paused = standing.busy.as_ref()?;

@@ -233,8 +233,14 @@ impl Told {
         let artifact = known.map_or(Digest::of_bytes(b"artifact"), |known| {
             known.report.artifact_digest.clone()
         });
-        for job in &mut self.observed.jobs {
-            let verify = measured(&artifact);
+        self.answer_with(&artifact);
+    }
+
+    /// All Jobs that run succeed, with this artifact.
+    pub fn answer_with(&mut self, artifact: &Digest) {
+        let running = self.observed.jobs.iter_mut();
+        for job in running.filter(|job| job.state == JobState::Running) {
+            let verify = measured(artifact);
             let message = if job.name.contains("-verify-") {
                 JobMessage::Verified(verify)
             } else {
@@ -242,12 +248,26 @@ impl Told {
                     model_digest: Digest::of_bytes(b"model"),
                     artifact_digest: artifact.clone(),
                     calibration_tokens: 1000,
+                    prompt_lengths: vec![0, 0, 0, 0, 0, 128, 0, 0, 0, 0, 0, 0, 0, 0],
                     verify,
                 })
             };
             job.state = JobState::Succeeded;
             job.finished_at = Some(self.now);
             job.message = Some(Ok(message));
+        }
+    }
+
+    /// All Jobs that run fail.
+    pub fn fail_jobs(&mut self) {
+        for job in &mut self.observed.jobs {
+            if job.state == JobState::Running {
+                job.state = JobState::Failed {
+                    reason: "BackoffLimitExceeded".into(),
+                    text: "it has failed".into(),
+                };
+                job.finished_at = Some(self.now);
+            }
         }
     }
 
@@ -394,9 +414,15 @@ pub fn brief(action: &Action) -> String {
         Action::ApplyTraffic(traffic) => format!("ApplyTraffic {traffic:?}"),
         Action::ApplyCompanion(request) => format!("ApplyCompanion {:?}", request.companion),
         Action::ApplyJob(job) => {
-            let work = match job.work {
-                JobWork::Calibrate { .. } => "calibrate",
-                JobWork::Verify { .. } => "verify",
+            let work = match &job.work {
+                JobWork::Calibrate { round, remove, .. } => {
+                    let round = (*round > 0).then(|| format!(", round {round}"));
+                    let remove =
+                        (!remove.is_empty()).then(|| format!(", removes {}", remove.len()));
+                    let [round, remove] = [round, remove].map(Option::unwrap_or_default);
+                    format!("calibrate{round}{remove}")
+                }
+                JobWork::Verify { .. } => "verify".to_owned(),
             };
             format!("ApplyJob {} ({work})", job.name)
         }

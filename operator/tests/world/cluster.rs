@@ -16,6 +16,7 @@ use mixquant_operator::observed::{
 use super::places::{GPU, Places, size};
 use super::scenario::Dice;
 use super::traffic::{Counters, Manners, MetricFault, REQUESTS_PER_SECOND};
+use super::volume::Volume;
 
 /// When the simulation begins.
 pub(super) const EPOCH: i64 = 1_700_000_000;
@@ -112,6 +113,7 @@ pub struct Cluster {
     /// The revisions that have been stable.
     pub(super) was_stable: BTreeSet<String>,
     pub(super) places: Places,
+    pub(super) volume: Volume,
     /// When the garbage collector takes what the deleted service owned.
     pub(super) collected_at: Option<i64>,
 }
@@ -197,6 +199,7 @@ impl Cluster {
                 gpus,
                 ..Places::default()
             },
+            volume: Volume::default(),
             collected_at: None,
         }
     }
@@ -242,6 +245,7 @@ impl Cluster {
         self.jobs_made += 1;
         let takes = 10 + i64::try_from(self.dice.below(40)).unwrap();
         let answer = self.answer(&request.work);
+        self.store(&answer);
         let seen = ObservedJob {
             name: request.name.clone(),
             uid: self.unique("job"),
@@ -266,14 +270,15 @@ impl Cluster {
                 reason: FailureReason::DataInvalid,
                 message: "line 3 is no JSON".into(),
             })),
-            JobWork::Calibrate { plan, .. } => {
-                let artifact =
-                    Digest::of_json(&serde_json::json!({"plan": plan, "data": data})).unwrap();
+            JobWork::Calibrate { plan, round, .. } => {
+                let read = serde_json::json!({"plan": plan, "data": data, "round": round});
+                let artifact = Digest::of_json(&read).unwrap();
                 let bad = plan.kv_cache.default == KvPrecision::INT2;
                 Ok(JobMessage::Calibrated(CalibrationReport {
                     model_digest: Digest::of_bytes(b"model"),
                     artifact_digest: artifact.clone(),
                     calibration_tokens: 1000,
+                    prompt_lengths: Vec::new(),
                     verify: measured(&artifact, bad),
                 }))
             }

@@ -32,6 +32,7 @@ impl Cluster {
             Action::ApplyRevision(new) => self.keep(new),
             Action::ApplyDeployment(request) => {
                 self.may_scale(valid, &request.frozen, request.replicas)?;
+                self.may_read(&request.frozen, request.replicas)?;
                 self.scale(&request.frozen, request.replicas);
             }
             Action::ScaleDeployment(request) => self.rescale(valid, request)?,
@@ -44,7 +45,10 @@ impl Cluster {
                 self.companions.insert(request.companion);
                 self.changed();
             }
-            Action::ApplyJob(job) => self.make_job(job),
+            Action::ApplyJob(job) => {
+                self.may_remove(job)?;
+                self.make_job(job);
+            }
             Action::Delete(object) => {
                 let name = &object.object.name;
                 match object.object.kind {

@@ -19,6 +19,7 @@ mod places;
 mod scenario;
 mod traffic;
 mod view;
+mod volume;
 
 pub use scenario::{Change, Happening, Order, Scenario, shrink};
 

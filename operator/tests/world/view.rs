@@ -27,6 +27,7 @@ impl Cluster {
     /// The world, with children of `age` observations ago when it is stale.
     pub fn observe(&mut self, age: usize) -> Observed {
         let fresh = self.fresh();
+        self.volume.blurred = age > 0;
         if !self.keeps_history {
             return fresh;
         }
