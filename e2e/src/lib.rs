@@ -13,6 +13,7 @@ pub mod means;
 pub mod monitoring;
 pub mod namespace;
 pub mod operator;
+pub mod plugin;
 pub mod program;
 pub mod prompts;
 pub mod service;

@@ -28,19 +28,20 @@ fn pod(cluster: &Cluster) -> anyhow::Result<Value> {
         .context("the operator has no pod: run scripts/install")
 }
 
+/// The name of its pod.
+pub fn pod_name(cluster: &Cluster) -> anyhow::Result<String> {
+    Ok(text(&pod(cluster)?, "/metadata/name"))
+}
+
+fn text(pod: &Value, pointer: &str) -> String {
+    let found = pod.pointer(pointer).and_then(Value::as_str);
+    found.unwrap_or_default().to_owned()
+}
+
 /// Kills the operator's process with SIGKILL on the local node; elsewhere its pod, with no time to end. Returns when another one runs.
 pub async fn kill(cluster: &Cluster) -> anyhow::Result<()> {
     let pod = pod(cluster)?;
-    let name = pod
-        .pointer("/metadata/name")
-        .and_then(Value::as_str)
-        .unwrap_or("")
-        .to_owned();
-    let uid = pod
-        .pointer("/metadata/uid")
-        .and_then(Value::as_str)
-        .unwrap_or("")
-        .to_owned();
+    let (name, uid) = (text(&pod, "/metadata/name"), text(&pod, "/metadata/uid"));
     if !cluster.local {
         cluster.kubectl.in_namespace(NAMESPACE).must(&[
             "delete",
@@ -110,22 +111,14 @@ fn is_operator(process: &Path, uid: &str) -> bool {
 
 /// Memory that the operator's process holds now, in bytes (its resident set). The local node only.
 pub fn resident_bytes(cluster: &Cluster) -> anyhow::Result<u64> {
-    let pod = pod(cluster)?;
-    let uid = pod
-        .pointer("/metadata/uid")
-        .and_then(Value::as_str)
-        .unwrap_or("");
-    let status = std::fs::read_to_string(format!("/proc/{}/status", process_of(uid)?))?;
+    let uid = text(&pod(cluster)?, "/metadata/uid");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process_of(&uid)?))?;
     Ok(kibibytes(&status, "VmRSS:")? * 1024)
 }
 
 /// The operator's metrics page.
 pub fn metrics(cluster: &Cluster) -> anyhow::Result<String> {
-    let pod = pod(cluster)?;
-    let name = pod
-        .pointer("/metadata/name")
-        .and_then(Value::as_str)
-        .unwrap_or("");
+    let name = pod_name(cluster)?;
     cluster.kubectl.must(&[
         "get",
         "--raw",
