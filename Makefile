@@ -56,6 +56,10 @@ cluster-down: ## Stop the cluster and remove everything it made
 rest: prerequisites ## The operator at rest, watched for ten minutes
 	@MIXQUANT_REST_SECONDS=600 SCENARIOS=rest scripts/test cluster
 
+.PHONY: gateway
+gateway: prerequisites ## Exact weights by a real Gateway (Contour and Envoy): promoted and rolled back under load
+	@MIXQUANT_GATEWAY_API=true SCENARIOS="gateway used_rights" scripts/test cluster
+
 .PHONY: soak
 soak: prerequisites ## One service under load through 10 promotions and 10 rollbacks
 	@MIXQUANT_SOAK_ROUNDS=10 SCENARIOS=soak scripts/test cluster

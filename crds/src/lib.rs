@@ -24,6 +24,8 @@ pub mod service;
 pub mod source;
 #[cfg(feature = "kube")]
 pub mod status;
+#[cfg(feature = "kube")]
+pub mod traffic;
 
 pub use digest::{Digest, DigestError};
 pub use precision::{

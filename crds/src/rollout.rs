@@ -236,15 +236,15 @@ pub struct RollbackWindow {
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
-    validation = Rule::new("[has(self.weight), has(self.canaryReplicas), has(self.pause)].filter(set, set).size() == 1").message("a step is one of weight, canaryReplicas and pause: set exactly one"),
+    validation = Rule::new("has(self.pause) != (has(self.weight) || has(self.canaryReplicas))").message("a step is a pause, or it has a weight or canaryReplicas: set exactly one"),
     validation = Rule::new("has(self.hold) != has(self.pause)").message("hold belongs to weight and canaryReplicas: set it there; a pause has its duration"),
 )]
 pub struct Step {
-    /// Percent of the traffic, reached as nearly as whole pods allow.
+    /// Percent of the traffic: reached as nearly as whole pods allow, or exactly by a gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 99))]
     pub weight: Option<i32>,
-    /// So many pods instead of a weight; their share of the traffic is what it is.
+    /// So many pods. Instead of a weight their share of the traffic is what it is; beside one (traffic.mode `GatewayAPI`) they carry it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000))]
     pub canary_replicas: Option<i32>,

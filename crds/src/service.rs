@@ -23,6 +23,7 @@ pub use crate::source::{
     ClaimPath, ClaimRef, EmptyDirCache, ModelCache, ModelImage, ModelSource, ObjectStore, SecretRef,
 };
 use crate::status::MixQuantServiceStatus;
+use crate::traffic::TrafficSpec;
 
 /// A language model served with quantised prefill, precise decode and a mixed-precision KV cache: calibrated and verified before it serves, rolled out gray, rolled back by itself.
 #[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -61,7 +62,8 @@ use crate::status::MixQuantServiceStatus;
     validation = Rule::new("self.precision.prefill.scheme == 'Precise' || 2 * self.precision.kvCache.blockSize <= self.verification.sequenceLength").message("verification.sequenceLength is below 2 * kvCache.blockSize: the quantised prefill would not be measured, raise it"),
     validation = Rule::new("!has(self.gates) || self.precision.prefill.scheme == 'W8A8' || self.gates.all(gate, !(gate.metric in ['ValveFallbackRate', 'FirstTokenKl', 'ShadowKl']))").message("gates: ValveFallbackRate, FirstTokenKl and ShadowKl measure the quantised prefill, and precision.prefill.scheme is Precise: remove the gate"),
     validation = Rule::new("!has(self.drift) || !has(self.drift.maxValveFallbackPercent) || (self.precision.prefill.scheme == 'W8A8' && self.precision.decode.scheme != 'W8A8')").message("drift.maxValveFallbackPercent watches a quantised prefill in front of a precise decode: leave it out with prefill.scheme Precise and with weightCopies Single"),
-    validation = Rule::new("!has(self.drift) || !has(self.drift.maxKvBeyondRangePercent) || self.precision.kvCache.default != 'BF16'").message("drift.maxKvBeyondRangePercent watches a quantised cache, and kvCache.default is BF16: leave it out")
+    validation = Rule::new("!has(self.drift) || !has(self.drift.maxKvBeyondRangePercent) || self.precision.kvCache.default != 'BF16'").message("drift.maxKvBeyondRangePercent watches a quantised cache, and kvCache.default is BF16: leave it out"),
+    validation = Rule::new("has(self.traffic) && self.traffic.mode == 'GatewayAPI' ? self.rollout.steps.all(step, has(step.weight) || !has(step.canaryReplicas)) : self.rollout.steps.all(step, !has(step.weight) || !has(step.canaryReplicas))").message("rollout.steps: with traffic.mode GatewayAPI a step with canaryReplicas has its weight too; with ReplicaRatio the pods are the weight, and a step has one of them")
 )]
 pub struct MixQuantServiceSpec {
     /// The model and where its files are.
@@ -91,6 +93,14 @@ pub struct MixQuantServiceSpec {
     pub drift: Option<DriftSpec>,
     /// How a new revision reaches traffic.
     pub rollout: RolloutSpec,
+    /// Who splits the traffic between stable and the canary.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub traffic: TrafficSpec,
+}
+
+/// What a spec does not say is not written out: its digest is the same before and after the field came.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 fn one() -> i32 {

@@ -127,9 +127,12 @@ pub struct RolloutStatus {
     pub generation: i64,
     /// Over that spec without `replicas`: another request begins the trial anew, a scaled service does not.
     pub request: Digest,
-    /// Display: percent of the ready pods that are the canary's.
+    /// Display: percent of the traffic that reaches the canary: of the ready pods its own, or what the gateway has taken.
     #[serde(default)]
     pub weight: i32,
+    /// The gateway was seen to have taken this step's weight, and the step's time began then.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub shifted: bool,
     /// Fail verdicts in a row.
     #[serde(default)]
     pub failed_verdicts: i32,
@@ -432,6 +435,8 @@ pub enum Reason {
     Requested,
     /// Pods have no room on nodes or in a quota: stable makes room, or the canary waits.
     InsufficientCapacity,
+    /// The gateway has not taken what its route says.
+    TrafficNotReady,
     /// Something that the spec names is missing, or a name that we need is taken.
     DependencyMissing,
     /// The spec cannot work.
@@ -469,6 +474,7 @@ impl Reason {
             Self::RolloutPaused => "RolloutPaused",
             Self::Requested => "Requested",
             Self::InsufficientCapacity => "InsufficientCapacity",
+            Self::TrafficNotReady => "TrafficNotReady",
             Self::DependencyMissing => "DependencyMissing",
             Self::InvalidSpec => "InvalidSpec",
             Self::ApplyFailed => "ApplyFailed",

@@ -31,11 +31,14 @@ cgroup_create() {
   done
   if [ -f "/sys/fs/cgroup/$cgroup/cgroup.controllers" ]; then
     sed 's/\</+/g' "/sys/fs/cgroup/$cgroup/cgroup.controllers" >"/sys/fs/cgroup/$cgroup/cgroup.subtree_control"
-    daemons=/sys/fs/cgroup/$cgroup/daemons
-  else
-    daemons=/sys/fs/cgroup/pids/$cgroup/daemons
   fi
+  daemons_find
   mkdir -p "$daemons"
+}
+
+daemons_find() { # where the cgroup of the daemons is
+  daemons=/sys/fs/cgroup/pids/$cgroup/daemons
+  [ ! -f "/sys/fs/cgroup/$cgroup/cgroup.controllers" ] || daemons=/sys/fs/cgroup/$cgroup/daemons
 }
 
 cgroup_processes() { # every process in the cluster's cgroups, once

@@ -239,10 +239,20 @@ impl Service {
 
     /// Starts the load of the scenarios: 22 requests a second until it is stopped, for at most `duration`. It goes straight to the Service's address.
     pub async fn load(&self, duration: Duration) -> anyhow::Result<load::Running> {
+        self.load_at(self.address()?, PORT, duration).await
+    }
+
+    /// The same load, to another address that leads to the service.
+    pub async fn load_at(
+        &self,
+        host: String,
+        port: u16,
+        duration: Duration,
+    ) -> anyhow::Result<load::Running> {
         load::Running::start(load::Plan {
             target: load::Target {
-                host: self.address()?,
-                port: PORT,
+                host,
+                port,
                 model: "kube-llama".to_owned(),
             },
             rate: RATE,

@@ -16,7 +16,9 @@ use mixquant_crds::status::{MixQuantServiceStatus, Outcome, Reason};
 use mixquant_crds::{Digest, PrecisionPlan};
 use serde::Serialize;
 
-use crate::observed::{Companion, FrozenRevision, Installation, ObjectName, Traffic};
+use crate::observed::{
+    Companion, FrozenRevision, Installation, ObjectName, RouteSplit, Track, Traffic,
+};
 
 /// One effect.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -32,6 +34,12 @@ pub enum Action {
     ScaleDeployment(ScaleRequest),
     /// Creates, retargets or repairs the main Service.
     ApplyTraffic(Traffic),
+    /// Creates, retargets or repairs the Service of a track.
+    ApplyTrack(TrackRequest),
+    /// Creates or repairs the service's own route, with this percentage for the canary.
+    ApplyRoute(i32),
+    /// Changes the weights of a user's route, if nobody has changed it since it was seen.
+    PatchRoute(RoutePatch),
     /// Creates or repairs an object beside the pods.
     ApplyCompanion(CompanionRequest),
     /// Creates a Job. One that exists is left as it is.
@@ -76,6 +84,32 @@ pub struct ScaleRequest {
     pub uid: String,
     /// `spec.replicas`.
     pub replicas: i32,
+}
+
+/// The Service of a track as it should be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TrackRequest {
+    /// Which.
+    pub track: Track,
+    /// The revision whose pods it selects.
+    pub revision: String,
+}
+
+/// A change of weights in a user's route.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RoutePatch {
+    /// Its name.
+    pub name: String,
+    /// The precondition: another route of the name stays as it is.
+    pub uid: String,
+    /// The precondition: one that somebody has changed since stays as it is.
+    pub resource_version: String,
+    /// Where the weights are.
+    pub splits: Vec<RouteSplit>,
+    /// Percent for the canary; stable gets the rest.
+    pub weight: i32,
 }
 
 /// A Job as it should be; datasets, lengths, claims and resources are in the `ValidService`.

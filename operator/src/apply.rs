@@ -8,6 +8,8 @@
     reason = "this file is the one writer to the API"
 )]
 
+mod route;
+
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +32,7 @@ use tracing::{info, warn};
 use crate::action::{Action, Event, ObjectRef, ScaleRequest};
 use crate::build::companion::{self, Built};
 use crate::build::meta::Owner;
+use crate::build::route::HTTPRoute;
 use crate::build::{deployment, job, service};
 use crate::clock;
 use crate::compare::{covers, merge_patch};
@@ -150,9 +153,12 @@ impl Writer {
                     Traffic::All => None,
                 };
                 let selector = service::selector(&owner.name, revision);
-                let object = service::service(owner, selector);
+                let object = service::service(owner, owner.name.clone(), selector);
                 Box::pin(self.ensure(owner, object, Existing::Repair)).await
             }
+            Action::ApplyTrack(request) => Box::pin(self.apply_track(owner, request)).await,
+            Action::ApplyRoute(weight) => Box::pin(self.apply_route(target, *weight)).await,
+            Action::PatchRoute(patch) => Box::pin(self.patch_route(owner, patch)).await,
             Action::ApplyCompanion(request) => {
                 let valid = target.valid.as_ref().ok_or(Error::InvalidSpec)?;
                 let (companion, installation) = (request.companion, &request.installation);
@@ -359,6 +365,7 @@ impl Writer {
             }
             Kind::Deployment => self.delete_as::<Deployment>(owner, name, &object.uid).await,
             Kind::Service => self.delete_as::<Service>(owner, name, &object.uid).await,
+            Kind::HTTPRoute => self.delete_as::<HTTPRoute>(owner, name, &object.uid).await,
         }
     }
 

@@ -8,5 +8,6 @@ pub mod deployment;
 pub mod job;
 pub mod meta;
 pub mod monitoring;
+pub mod route;
 pub mod service;
 pub mod source;

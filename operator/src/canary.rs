@@ -16,6 +16,11 @@ pub fn replicas(weight: i32, stable: i32) -> i32 {
     ((weight * stable + rest / 2) / rest).max(1)
 }
 
+/// Pods that carry `weight` percent of what `stable` pods carry: rounded up, so that none carries more than a pod of stable's did.
+pub fn replicas_of_share(weight: i32, stable: i32) -> i32 {
+    ((weight.clamp(1, 99) * stable + 99) / 100).max(1)
+}
+
 /// Percent of the ready pods that are the canary's, rounded; with a plain Service their share of the traffic.
 pub fn achieved_weight(canary_ready: i32, stable_ready: i32) -> i32 {
     let all = canary_ready + stable_ready;
@@ -45,10 +50,15 @@ pub fn has_next(rollout: &Rollout, index: i32) -> bool {
 }
 
 /// Pods of one step, beside `stable` pods; a pause asks for none.
-fn pods(step: &Step, stable: i32) -> Option<i32> {
+fn pods(rollout: &Rollout, step: &Step, stable: i32) -> Option<i32> {
     match *step {
+        Step::Weight {
+            replicas: Some(replicas),
+            ..
+        }
+        | Step::Replicas { replicas, .. } => Some(replicas),
+        Step::Weight { weight, .. } if rollout.routed => Some(replicas_of_share(weight, stable)),
         Step::Weight { weight, .. } => Some(replicas(weight, stable)),
-        Step::Replicas { replicas, .. } => Some(replicas),
         Step::Pause { .. } => None,
     }
 }
@@ -56,8 +66,9 @@ fn pods(step: &Step, stable: i32) -> Option<i32> {
 /// Pods that the canary has at the last of `steps`, the first ones of the rollout, beside `stable` pods. Before its first share it waits
 /// with the pods of that share; pods under judgement are never taken away.
 pub fn size_after(rollout: &Rollout, steps: &[Step], stable: i32) -> i32 {
-    let so_far = steps.iter().filter_map(|step| pods(step, stable)).max();
-    let first = || rollout.steps.iter().find_map(|step| pods(step, stable));
+    let pods = |step| pods(rollout, step, stable);
+    let so_far = steps.iter().filter_map(pods).max();
+    let first = || rollout.steps.iter().find_map(pods);
     so_far.or_else(first).unwrap_or(1)
 }
 
@@ -109,6 +120,36 @@ pub fn shares_traffic(rollout: &Rollout, at: &RolloutStatus) -> bool {
     }
 }
 
+/// Percent that a gateway should give the canary now, beside `stable` pods wanted.
+pub fn asked_weight(rollout: &Rollout, at: &RolloutStatus, stable: i32) -> i32 {
+    if !shares_traffic(rollout, at) {
+        return 0;
+    }
+    if is_alone(rollout, at, stable) {
+        return 100;
+    }
+    let weight = |step: &Step| match *step {
+        Step::Weight { weight, .. } => Some(weight),
+        Step::Replicas { .. } | Step::Pause { .. } => None,
+    };
+    let steps = match at.stage {
+        // Whatever step a forged status names: who takes over has passed them all.
+        RolloutStage::Promoting => rollout.steps.as_slice(),
+        RolloutStage::Starting | RolloutStage::Stepping | RolloutStage::RollingBack => {
+            so_far(rollout, at)
+        }
+    };
+    let so_far = steps.iter().filter_map(weight).max();
+    // Where stable has made room there is no dark start.
+    let first = || rollout.steps.iter().find_map(weight);
+    so_far.or_else(first).unwrap_or(0)
+}
+
+/// Whether this step's time runs: where a gateway splits the traffic, since it was seen to have taken the weight.
+pub fn is_shifted(rollout: &Rollout, at: &RolloutStatus) -> bool {
+    !rollout.routed || at.shifted
+}
+
 /// The samples that a verdict of this step may rest on begin here.
 pub fn window_start(rollout: &Rollout, at: &RolloutStatus) -> Timestamp {
     later(at.step_started_at.0, rollout.warm_up)
@@ -116,7 +157,8 @@ pub fn window_start(rollout: &Rollout, at: &RolloutStatus) -> Timestamp {
 
 /// What is to be sampled for the trial; nothing while no traffic reaches the canary, or while nothing is judged.
 pub fn window(rollout: &Rollout, at: &RolloutStatus, stable: &str, canary: &str) -> Option<Window> {
-    (shares_traffic(rollout, at) && at.waived.is_none()).then(|| Window {
+    let judged = shares_traffic(rollout, at) && at.waived.is_none() && is_shifted(rollout, at);
+    judged.then(|| Window {
         since: window_start(rollout, at),
         revisions: [stable.to_owned(), canary.to_owned()],
     })
@@ -191,6 +233,26 @@ mod tests {
         ];
         for (weight, stable, expected) in table {
             assert_eq!(replicas(weight, stable), expected, "{weight} % of {stable}");
+        }
+    }
+
+    #[test]
+    fn a_share_by_a_gateway_needs_as_many_pods_as_carry_it() {
+        let table = [
+            (1, 1, 1),
+            (10, 2, 1),
+            (50, 2, 1),
+            (51, 2, 2),
+            (50, 3, 2),
+            (10, 20, 2),
+            (99, 10, 10),
+        ];
+        for (weight, stable, expected) in table {
+            assert_eq!(
+                replicas_of_share(weight, stable),
+                expected,
+                "{weight} % of {stable}"
+            );
         }
     }
 

@@ -15,8 +15,11 @@ pub fn covers(live: &Value, desired: &Value) -> bool {
                 "requests" | "limits" => same_quantities(live, value),
                 // One more label selects fewer pods: a selector is the same only as a whole.
                 "selector" => live == value,
-                // One more rule opens a policy: rules are the same only as a whole. None and an empty list are the same.
-                "ingress" | "egress" => same(live, value) || (is_empty(live) && is_empty(value)),
+                // One more rule opens a policy or takes a route's requests: rules are the same only as a whole. None and an empty list are
+                // the same.
+                "ingress" | "egress" | "rules" | "parentRefs" | "hostnames" => {
+                    same(live, value) || (is_empty(live) && is_empty(value))
+                }
                 _ => covers(live, value),
             }
         }),

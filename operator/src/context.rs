@@ -14,6 +14,7 @@ use crate::metrics::{Metrics, ServiceLabels};
 use crate::observe::Observer;
 use crate::scrape::Scraper;
 use crate::server::Health;
+use crate::validate::traffic::routing;
 
 /// The longest pause after passes that failed in a row.
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
@@ -44,6 +45,8 @@ pub enum Referenced {
     ConfigMap(String),
     /// A claim.
     Claim(String),
+    /// A route of a gateway: the user's, or the service's own.
+    Route(String),
 }
 
 /// What is remembered of one service.
@@ -106,10 +109,13 @@ impl Context {
         let claims = spec.model.source.claim_name().into_iter();
         let claims = claims.chain([artifacts]);
         let claims = claims.map(|name| Referenced::Claim(name.to_owned()));
+        let routing = routing(&spec.traffic);
+        let route = routing.route(&key.name);
+        let route = route.map(|name| Referenced::Route(name.to_owned()));
         self.remember(key, |memory| {
             memory.leaving &= memory.uid == uid;
             uid.clone_into(&mut memory.uid);
-            memory.references = data.into_iter().chain(claims).collect();
+            memory.references = data.into_iter().chain(claims).chain(route).collect();
         });
     }
 

@@ -75,6 +75,9 @@ struct RunArguments {
     /// A namespace whose pods may read engine pods' metrics beside the operator's own (that of --lease-namespace). May be repeated.
     #[arg(long, value_name = "NAMESPACE")]
     metrics_reader: Vec<String>,
+    /// Use the routes of the Gateway API (`HTTPRoute`), for services with `spec.traffic.mode: GatewayAPI`. Needs the rights to them.
+    #[arg(long)]
+    gateway_api: bool,
     /// How log lines look.
     #[arg(long, value_enum, default_value = "json")]
     log_format: LogFormat,
@@ -179,7 +182,8 @@ async fn lead(arguments: RunArguments) -> anyhow::Result<()> {
         Election::new(&client, lease, identity, gate, Arc::clone(&health))
     });
     let readers = std::iter::once(lease_namespace).chain(arguments.metrics_reader);
-    let observer = Observer::new(client.clone(), readers.collect());
+    let observer =
+        Observer::new(client.clone(), readers.collect()).with_gateway_api(arguments.gateway_api);
     let context = Arc::new(Context::new((client, observer), writer, metrics, health));
     let scope = Scope(arguments.watch_namespace.filter(|name| !name.is_empty()));
     let ended = elect_and_reconcile(election, context, scope, &stop).await;

@@ -3,6 +3,8 @@
 //! Called at the start of every pass; decides nothing. What a decision hangs on is read from the API itself: the service and everything
 //! that belongs to it. What stands beside it (companions, claims, data) is read again when a watch says that it changed, see [`Known`].
 
+mod routes;
+
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::Mutex;
@@ -23,7 +25,7 @@ use tracing::{debug, warn};
 use crate::action::RoomQuestion;
 use crate::build::companion::{self, Built};
 use crate::build::meta::{COMPONENT_ENGINE, Owner};
-use crate::build::monitoring;
+use crate::build::{monitoring, route};
 use crate::capacity;
 use crate::clock;
 use crate::compare::covers;
@@ -31,7 +33,7 @@ use crate::error::{Call, Error};
 use crate::known::Known;
 use crate::observed::{
     CompanionState, Dataset, Installation, Kind, ObjectName, Observed, ObservedCompanion, Presence,
-    Room,
+    Room, Tracks,
 };
 use crate::read::{self, DEADLINE};
 use crate::stored::{self, Deployed, plain};
@@ -52,6 +54,8 @@ const THERE: &str = "is it there";
 pub struct Observer {
     client: Client,
     known: Known,
+    /// This process may use routes of the Gateway API.
+    gateway_api: bool,
     installation: Mutex<(Installation, Option<Instant>)>,
     digests: Mutex<HashMap<(String, String), (String, Digest)>>,
 }
@@ -66,6 +70,7 @@ impl Observer {
         Self {
             client,
             known: Known::default(),
+            gateway_api: false,
             installation: Mutex::new((installation, None)),
             digests: Mutex::default(),
         }
@@ -74,6 +79,13 @@ impl Observer {
     /// What the watches have to keep honest.
     pub fn known(&self) -> &Known {
         &self.known
+    }
+
+    /// The same, that may use routes of the Gateway API.
+    #[must_use]
+    pub fn with_gateway_api(mut self, may_use: bool) -> Self {
+        self.gateway_api = may_use;
+        self
     }
 
     /// The world of `service` now.
@@ -86,6 +98,7 @@ impl Observer {
         let stored = Box::pin(self.stored(owner)).await?;
         let installation = self.installation().await;
         let spec = &service.spec;
+        let routed = Box::pin(self.routed(owner, spec, &installation)).await?;
         let model = spec.model.source.claim_name();
         let artifacts = &spec.artifacts.persistent_volume_claim.claim_name;
         let referenced = async {
@@ -109,12 +122,16 @@ impl Observer {
             deployments: Vec::new(),
             pods: Vec::new(),
             traffic: None,
+            tracks: Tracks::default(),
+            route: None,
+            old_route: None,
             foreign: Vec::new(),
             companions: Box::pin(self.companions(owner, service, &installation)).await?,
             installation,
             room: None,
         };
         stored.describe(owner, &mut observed);
+        routed.describe(&mut observed);
         Ok(observed)
     }
 
@@ -140,13 +157,7 @@ impl Observer {
     /// Everything that carries this service's labels, and whatever has the main Service's name.
     async fn stored(&self, owner: &Owner) -> Result<Stored, Error> {
         let namespace = owner.namespace.as_str();
-        let ours = format!(
-            "{}={},{}={}",
-            names::LABEL_SERVICE,
-            owner.name,
-            names::LABEL_MANAGED_BY,
-            names::MANAGER
-        );
+        let ours = selector_of(owner);
         let services: Api<Service> = self.api(namespace);
         let (jobs, revisions, deployments, pods, main) = futures::try_join!(
             self.list::<Job>(namespace, &ours),
@@ -176,30 +187,55 @@ impl Observer {
         if asked.is_some_and(|asked| now.saturating_duration_since(asked) < KINDS_KEPT) {
             return known;
         }
-        let call = Call {
-            verb: "discover",
-            kind: monitoring::GROUP_VERSION.into(),
-            name: String::new(),
-        };
-        let listed = self
-            .client
-            .list_api_group_resources(monitoring::GROUP_VERSION);
-        let kinds = match read::within(call, DEADLINE, listed).await {
-            Ok(list) => list.resources,
-            Err(Error::Refused { code: 404, .. }) => Vec::new(),
+        let found = futures::try_join!(self.kinds(monitoring::GROUP_VERSION), async {
+            if self.gateway_api {
+                self.kinds(route::GROUP_VERSION).await
+            } else {
+                Ok(Vec::new())
+            }
+        });
+        let (monitoring, routes) = match found {
+            Ok(found) => found,
             Err(error) => {
-                warn!(%error, "the monitoring kinds are not known");
+                warn!(%error, "which kinds there are is not known");
                 return known;
             }
         };
-        let knows = |kind: &str| kinds.iter().any(|resource| resource.kind == kind);
         let found = Installation {
-            pod_monitors: knows("PodMonitor"),
-            prometheus_rules: knows("PrometheusRule"),
+            pod_monitors: monitoring.iter().any(|kind| kind == "PodMonitor"),
+            prometheus_rules: monitoring.iter().any(|kind| kind == "PrometheusRule"),
+            http_routes: routes.iter().any(|kind| kind == "HTTPRoute"),
             ..known
         };
         *lock() = (found.clone(), Some(now));
         found
+    }
+
+    /// The kinds of a group and version; none where the cluster does not know it.
+    async fn kinds(&self, group_version: &str) -> Result<Vec<String>, Error> {
+        let call = Call {
+            verb: "discover",
+            kind: group_version.into(),
+            name: String::new(),
+        };
+        let listed = self.client.list_api_group_resources(group_version);
+        let list = match read::within(call, DEADLINE, listed).await {
+            Ok(list) => list,
+            Err(Error::Refused { code: 404, .. }) => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let kinds = list.resources.into_iter();
+        Ok(kinds.map(|resource| resource.kind).collect())
+    }
+
+    /// Whether this process may use routes.
+    pub fn uses_routes(&self) -> bool {
+        self.gateway_api
+    }
+
+    /// Whether there are routes to be used, as it was found at most a minute ago.
+    pub async fn knows_routes(&self) -> bool {
+        self.installation().await.http_routes
     }
 
     /// What should stand beside the pods, and how it is found.
@@ -370,6 +406,17 @@ impl Observer {
             (version.clone(), digest.clone()),
         );
     }
+}
+
+/// Selects everything that carries this service's labels.
+fn selector_of(owner: &Owner) -> String {
+    format!(
+        "{}={},{}={}",
+        names::LABEL_SERVICE,
+        owner.name,
+        names::LABEL_MANAGED_BY,
+        names::MANAGER
+    )
 }
 
 /// What was read, as it is stored.

@@ -37,6 +37,15 @@ pub struct Observed {
     /// Our main Service; `None` when there is none.
     #[serde(default)]
     pub traffic: Option<ObservedTraffic>,
+    /// The Services of the tracks, which a gateway's route refers to.
+    #[serde(default)]
+    pub tracks: Tracks,
+    /// The route that splits the traffic; `None` when the spec names none.
+    #[serde(default)]
+    pub route: Option<ObservedRoute>,
+    /// The uid of a route of ours that the spec no longer asks for.
+    #[serde(default)]
+    pub old_route: Option<String>,
     /// Objects of names that we use and that are not ours.
     #[serde(default)]
     pub foreign: Vec<ObjectName>,
@@ -76,6 +85,9 @@ pub struct Installation {
     /// The cluster knows the kind `PrometheusRule`.
     #[serde(default)]
     pub prometheus_rules: bool,
+    /// The cluster knows the kind `HTTPRoute`, and this operator may use it.
+    #[serde(default)]
+    pub http_routes: bool,
 }
 
 /// An object beside a service's pods.
@@ -161,8 +173,10 @@ pub enum Kind {
     ControllerRevision,
     /// `apps/v1`.
     Deployment,
-    /// `v1`, the main Service.
+    /// `v1`, the main Service and those of the tracks.
     Service,
+    /// `gateway.networking.k8s.io/v1`.
+    HTTPRoute,
 }
 
 /// An object in the service's namespace.
@@ -328,6 +342,118 @@ pub enum Traffic {
     Only(String),
     /// Engine pods of every revision of this service.
     All,
+}
+
+/// A role in the traffic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Track {
+    /// What serves.
+    Stable,
+    /// What is on trial; stable itself while nothing is.
+    Canary,
+}
+
+impl Track {
+    /// The suffix of its Service's name, and the header value that pins a request to it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Stable => "stable",
+            Self::Canary => "canary",
+        }
+    }
+}
+
+/// The Services of both tracks; `None` where there is none.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Tracks {
+    /// `NAME-stable`.
+    #[serde(default)]
+    pub stable: Option<ObservedTraffic>,
+    /// `NAME-canary`.
+    #[serde(default)]
+    pub canary: Option<ObservedTraffic>,
+}
+
+impl Tracks {
+    /// The Service of a track.
+    pub fn of(&self, track: Track) -> Option<&ObservedTraffic> {
+        match track {
+            Track::Stable => self.stable.as_ref(),
+            Track::Canary => self.canary.as_ref(),
+        }
+    }
+
+    /// The same, to be changed.
+    pub fn of_mut(&mut self, track: Track) -> &mut Option<ObservedTraffic> {
+        match track {
+            Track::Stable => &mut self.stable,
+            Track::Canary => &mut self.canary,
+        }
+    }
+}
+
+/// The `HTTPRoute` of a service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ObservedRoute {
+    /// It cannot be looked at.
+    Unknown {
+        /// Why, and what helps.
+        why: String,
+    },
+    /// There is none.
+    Missing,
+    /// It is there.
+    Found(FoundRoute),
+}
+
+/// A route that is there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FoundRoute {
+    /// Its uid.
+    pub uid: String,
+    /// Its resourceVersion, the precondition of every change to a user's route.
+    pub resource_version: String,
+    /// Its spec is what we would apply, weights aside; of a user's route always.
+    pub matches: bool,
+    /// Its rules that name both tracks.
+    #[serde(default)]
+    pub splits: Vec<RouteSplit>,
+    /// What its Gateways have not taken of its newest generation; `None` when they have taken it whole.
+    #[serde(default)]
+    pub problem: Option<String>,
+}
+
+/// A rule that splits the traffic between the tracks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RouteSplit {
+    /// Its place among the route's rules.
+    pub rule: usize,
+    /// The backend of stable.
+    pub stable: Backend,
+    /// The backend of the canary.
+    pub canary: Backend,
+}
+
+impl RouteSplit {
+    /// Whether the canary's share is `weight` percent.
+    pub fn gives(&self, weight: i32) -> bool {
+        self.canary.weight == weight && self.stable.weight == 100 - weight
+    }
+}
+
+/// A backend of a rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Backend {
+    /// Its place among the rule's backends.
+    pub place: usize,
+    /// Its weight.
+    pub weight: i32,
 }
 
 #[cfg(test)]

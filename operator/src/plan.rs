@@ -12,6 +12,7 @@ mod effects;
 mod ending;
 mod fit;
 mod measure;
+mod traffic;
 mod trial;
 mod verdict;
 
@@ -29,8 +30,8 @@ use crate::samples::Samples;
 use crate::status;
 use crate::validate::{InvalidSpec, ValidService};
 
-pub use effects::traffic_is_right;
 pub use measure::Measured;
+pub use traffic::{route_problem, traffic_is_right, weight};
 
 /// The names that the status keeps at most.
 const MEMORY: usize = 10;

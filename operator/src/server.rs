@@ -101,6 +101,11 @@ impl Health {
         });
     }
 
+    /// A watch is no more: what it watched is no kind of this cluster.
+    pub fn watch_ended(&self, name: &'static str) {
+        self.change(|state| drop(state.watches.remove(name)));
+    }
+
     /// A watch got an event: whatever was wrong is over.
     pub fn watch_progressed(&self, name: &'static str) {
         self.change(|state| state.watches.entry(name).or_default().failing_since = None);

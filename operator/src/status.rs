@@ -6,8 +6,7 @@ use jiff::Timestamp;
 use mixquant_crds::names::{LABEL_COMPONENT, LABEL_SERVICE};
 use mixquant_crds::status::{ConditionType, MixQuantServiceStatus, Phase, Reason, RolloutStatus};
 
-use crate::canary;
-use crate::observed::{FrozenRevision, Observed, Traffic};
+use crate::observed::{FrozenRevision, Observed};
 use crate::plan::{Decisions, Measured, World};
 
 mod condition;
@@ -61,7 +60,7 @@ pub fn report(
         "{LABEL_SERVICE}={},{LABEL_COMPONENT}=engine",
         world.valid.name
     ));
-    let weight = weight(world, decisions);
+    let weight = crate::plan::weight(world, &decisions.memory);
     if let Some(at) = &mut status.rollout {
         at.weight = weight;
     }
@@ -107,20 +106,6 @@ pub fn report(
         })
         .collect();
     status
-}
-
-/// Percent of the traffic that reaches the canary now.
-fn weight(world: &World<'_>, decisions: &Decisions) -> i32 {
-    let memory = &decisions.memory;
-    let shared = world.observed.traffic.as_ref();
-    let shared = shared.is_some_and(|seen| seen.selects == Some(Traffic::All));
-    let ready = |revision: &str| world.deployment(revision).map_or(0, |seen| seen.ready);
-    match (&memory.stable, &memory.canary) {
-        (Some(stable), Some(canary)) if shared => {
-            canary::achieved_weight(ready(&canary.revision), ready(&stable.revision))
-        }
-        _ => 0,
-    }
 }
 
 /// The status of a service whose spec cannot work: what serves goes on serving, and nothing is done.

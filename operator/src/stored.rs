@@ -330,18 +330,19 @@ fn newest_message(pods: &[&Pod]) -> Option<Result<JobMessage, String>> {
     }))
 }
 
-/// The main Service.
+/// The main Service, or that of a track.
 pub fn traffic(owner: &Owner, object: &Service) -> ObservedTraffic {
     let selector = object.spec.as_ref().and_then(|spec| spec.selector.clone());
     let selector = selector.unwrap_or_default();
     let revision = selector.get(names::LABEL_REVISION).cloned();
     let ours = selector == service::selector(&owner.name, revision.as_deref());
-    let desired = service::service(owner, selector);
+    let desired = service::service(owner, object.name_any(), selector);
     ObservedTraffic {
         selects: ours.then(|| revision.map_or(Traffic::All, Traffic::Only)),
         matches: covers(&plain(object), &plain(&desired)),
     }
 }
 
+pub mod route;
 #[cfg(test)]
 mod tests;

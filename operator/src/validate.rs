@@ -18,12 +18,14 @@ mod drift;
 mod gates;
 mod rollout;
 mod source;
+pub mod traffic;
 
 pub use drift::Drift;
 pub use gates::Gate;
 pub(crate) use gates::{Kind, kind};
 pub use rollout::{Rollout, Step};
 pub use source::{Cache, Source};
+pub use traffic::{OwnRoute, Routing};
 
 /// A service whose spec can work.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -70,6 +72,8 @@ pub struct ValidService {
     pub drift: Option<Drift>,
     /// The way of a new revision.
     pub rollout: Rollout,
+    /// Who splits the traffic.
+    pub traffic: Routing,
 }
 
 /// The model.
@@ -238,8 +242,10 @@ pub fn validate(service: &MixQuantService) -> Result<ValidService, InvalidSpec> 
         replicas: spec.replicas,
         gates: gates::gates(spec, &mut problems),
         drift: drift::drift(spec, &mut problems),
-        rollout: rollout::rollout(&spec.rollout, &mut problems),
+        rollout: rollout::rollout(spec, &mut problems),
+        traffic: traffic::routing(&spec.traffic),
     };
+    traffic::check(&spec.traffic, &mut problems);
     problems.require(
         (1..=1000).contains(&valid.replicas),
         "replicas must lie between 1 and 1000",

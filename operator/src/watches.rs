@@ -24,6 +24,7 @@ use mixquant_crds::{MixQuantService, names};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
+use crate::build::route::HTTPRoute;
 use crate::context::{Context, Referenced, ServiceKey};
 
 /// A service as the watch sees it.
@@ -32,6 +33,11 @@ type Request = ReconcileRequest<Trigger>;
 
 /// The queue turns at least this often, which shows that it is alive.
 const TICK: Duration = Duration::from_secs(10);
+
+/// The one watch whose kind is no part of every cluster.
+const ROUTES: &str = "httproutes";
+/// How soon to ask again whether the cluster knows it.
+const ASK_AGAIN: Duration = Duration::from_mins(1);
 
 /// The namespace that is watched; `None` for all.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,13 +91,25 @@ pub fn queue(
         ),
         ticks(context),
     ];
+    let routes = context.observer.uses_routes();
+    let routes = routes.then(|| routes_of_services(context, scope));
+    let streams = streams.into_iter().chain(routes);
     let requests = select_all(streams)
         .map(Ok)
         .take_until(async move { stop.cancelled().await });
     (services, requests)
 }
 
-/// One watch without end: failures are reported and waited out with a backoff of its own.
+/// Whether the cluster does not know the kind that is watched (any more).
+fn is_of_no_kind(error: &watcher::Error) -> bool {
+    matches!(
+        error,
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+            | watcher::Error::WatchStartFailed(kube::Error::Api(status)) if status.code == 404
+    )
+}
+
+/// One watch without end (but for routes, whose kind may go): failures are reported and waited out with a backoff of its own.
 fn events<K>(
     context: &Arc<Context>,
     api: Api<PartialObjectMeta<K>>,
@@ -103,8 +121,16 @@ where
 {
     let (context, health) = (Arc::clone(context), Arc::clone(&context.health));
     health.watch_started(name);
+    let last = Arc::clone(&context.health);
     watcher(api, config)
         .default_backoff()
+        .take_while(move |event| {
+            let ends = name == ROUTES && event.as_ref().is_err_and(is_of_no_kind);
+            if ends {
+                last.watch_ended(name);
+            }
+            std::future::ready(!ends)
+        })
         .filter_map(move |event| {
             let event = match event {
                 Ok(event) => {
@@ -232,6 +258,26 @@ where
             futures::stream::iter(keys.into_iter().map(|key| request(&key)))
         })
         .boxed()
+}
+
+/// Routes: from the moment on that the cluster knows the kind, and until it does not know it any more.
+fn routes_of_services(context: &Arc<Context>, scope: &Scope) -> BoxStream<'static, Request> {
+    let (context, scope) = (Arc::clone(context), scope.clone());
+    futures::stream::unfold(false, move |again| {
+        let (context, scope) = (Arc::clone(&context), scope.clone());
+        async move {
+            if again {
+                tokio::time::sleep(ASK_AGAIN).await;
+            }
+            while !context.observer.knows_routes().await {
+                tokio::time::sleep(ASK_AGAIN).await;
+            }
+            let watch = referenced::<HTTPRoute>(&context, &scope, ROUTES, Referenced::Route);
+            Some((watch, true))
+        }
+    })
+    .flatten()
+    .boxed()
 }
 
 /// No request ever, only a sign of life.

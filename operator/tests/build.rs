@@ -98,7 +98,7 @@ fn the_verification_job_is_as_written() {
 fn the_main_service_is_as_written() {
     let (owner, _) = valid();
     let selector = service::selector(&owner.name, Some("0123456789"));
-    let object = service::service(&owner, selector);
+    let object = service::service(&owner, owner.name.clone(), selector);
     expect_file!["objects/service.yaml"].assert_eq(&yaml(&object));
 }
 
@@ -109,6 +109,7 @@ fn what_stands_beside_the_pods_is_as_written() {
         metrics_readers: vec!["mixquant-system".into(), "monitoring".into()],
         pod_monitors: true,
         prometheus_rules: true,
+        http_routes: true,
     };
     let built: Vec<String> = companion::wanted(&installation)
         .into_iter()

@@ -4,7 +4,7 @@
 mod fake;
 
 use fake::{FakeApi, server, target, writer};
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Resource;
@@ -140,11 +140,12 @@ async fn what_stands_beside_a_service_is_read_again_only_when_a_watch_says_that_
     listed::<PodDisruptionBudget>(&observer);
     listed::<ConfigMap>(&observer);
     listed::<PersistentVolumeClaim>(&observer);
+    listed::<Service>(&observer);
     let first = reads().await;
     let second = reads().await;
     assert_eq!(
         (first.len(), second.len()),
-        (13, 5),
+        (14, 5),
         "first {first:?}, then {second:?}"
     );
 

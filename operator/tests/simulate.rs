@@ -169,6 +169,7 @@ fn told(happenings: &[Happening]) -> End {
         happenings: happenings.iter().map(|happening| (0, *happening)).collect(),
         order: Order::AllFromRest,
         gpus: None,
+        traffic: 0,
     };
     life(&scenario).unwrap_or_else(|failure| report(&scenario, failure))
 }

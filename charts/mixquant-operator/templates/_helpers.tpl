@@ -58,6 +58,12 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors, prometheusrules]
   verbs: [get, create, patch]
+{{- if .Values.gatewayAPI.enabled }}
+# The routes of services that a gateway splits the traffic of; of a user's route only the weights are changed.
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [httproutes]
+  verbs: [get, list, watch, create, patch, delete]
+{{- end }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]

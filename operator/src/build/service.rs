@@ -1,4 +1,5 @@
-//! The service's one address: a Kubernetes Service of the same name whose selector is moved between revisions.
+//! The service's one address: a Kubernetes Service of the same name whose selector is moved between revisions. And the Services of its two
+//! tracks, where a gateway splits the traffic.
 
 use std::collections::BTreeMap;
 
@@ -7,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use mixquant_crds::names;
 
 use super::meta::{COMPONENT_ENGINE, Owner, labels};
+use crate::observed::Track;
 
 /// The port that clients use.
 pub const PORT: i32 = 80;
@@ -25,10 +27,15 @@ pub fn selector(name: &str, revision: Option<&str>) -> BTreeMap<String, String> 
     selector
 }
 
-/// The Service with this selector. The admin port is not in it: metrics and health are for the pod's own address.
-pub fn service(owner: &Owner, selector: BTreeMap<String, String>) -> Service {
+/// The name of a track's Service.
+pub fn track_name(service: &str, track: Track) -> String {
+    format!("{service}-{}", track.as_str())
+}
+
+/// The Service `name` with this selector. The admin port is not in it: metrics and health are for the pod's own address.
+pub fn service(owner: &Owner, name: String, selector: BTreeMap<String, String>) -> Service {
     Service {
-        metadata: owner.object(owner.name.clone(), labels(&owner.name, COMPONENT_ENGINE)),
+        metadata: owner.object(name, labels(&owner.name, COMPONENT_ENGINE)),
         spec: Some(ServiceSpec {
             type_: Some("ClusterIP".into()),
             selector: Some(selector),

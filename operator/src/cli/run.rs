@@ -59,7 +59,7 @@ pub async fn run(
             let facts = facts::read(&connect(global).await?, name).await?;
             Answer::new(&artifacts::artifacts(&facts), style, Exit::Done)
         }
-        Command::Order(asked) => order(global, asked, style).await?,
+        Command::Order(asked) => Box::pin(order(global, asked, style)).await?,
         Command::Plan { filename, offline } => {
             Box::pin(plan(global, filename, *offline, style)).await?
         }

@@ -218,11 +218,12 @@ fn stages(valid: &ValidService, change: Option<Change>) -> Vec<Stage> {
     };
     stages.push(stage("start", size(0), 0, Some(deadline)));
     let mut shares = false;
+    let mut given = None;
     for (index, step) in rollout.steps.iter().enumerate() {
         let pods = size(index + 1);
         let name = format!("step {}", index + 1);
         let (name, weight, at_least) = match *step {
-            Step::Weight { weight, hold } => (name, Some(weight), hold),
+            Step::Weight { weight, hold, .. } => (name, Some(weight), hold),
             Step::Replicas { hold, .. } => (name, None, hold),
             Step::Pause {
                 duration: Some(seconds),
@@ -231,6 +232,9 @@ fn stages(valid: &ValidService, change: Option<Change>) -> Vec<Stage> {
         };
         let pause = matches!(step, Step::Pause { .. });
         shares |= !pause;
+        // A gateway gives what is asked for; without one the pods give what they are.
+        given = weight.filter(|_| rollout.routed).or(given);
+        let by_pods = || canary::achieved_weight(pods, valid.replicas);
         let least = i64::from(at_least).max(if shares { judged } else { 0 });
         let most = match *step {
             // A pause does not count against the deadline.
@@ -239,14 +243,14 @@ fn stages(valid: &ValidService, change: Option<Change>) -> Vec<Stage> {
         };
         stages.push(Stage {
             weight,
-            achieved: shares.then(|| canary::achieved_weight(pods, valid.replicas)),
+            achieved: shares.then(|| given.unwrap_or_else(by_pods)),
             ..stage(&name, pods, least, most)
         });
     }
     let last = size(rollout.steps.len());
     let all = last.max(valid.replicas);
     stages.push(Stage {
-        achieved: Some(canary::achieved_weight(all, valid.replicas)),
+        achieved: given.or_else(|| Some(canary::achieved_weight(all, valid.replicas))),
         ..stage("take over", all, judged, Some(deadline))
     });
     stages

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use mixquant_crds::MixQuantServiceStatus;
 use mixquant_crds::status::{Reason, RevisionStatus, RolloutStage};
 
-use super::{Decisions, Measured, World};
+use super::{Decisions, Measured, World, traffic};
 use crate::action::{
     Action, CompanionRequest, DeploymentRequest, Event, JobRequest, NewRevision, ObjectRef,
     ScaleRequest,
@@ -15,31 +15,8 @@ use crate::action::{
 use crate::canary;
 use crate::observed::{
     Companion, CompanionState, FrozenRevision, JobState, Kind, ObjectName, ObservedDeployment,
-    Traffic,
 };
 use crate::revision::{freeze_again, object_name};
-use crate::validate::Rollout;
-
-/// The pods that the main Service should select; `None` while there is nothing to select.
-pub(super) fn wanted_traffic(rollout: &Rollout, memory: &MixQuantServiceStatus) -> Option<Traffic> {
-    let stable = memory.stable.as_ref()?;
-    let shares = memory.canary.is_some()
-        && memory
-            .rollout
-            .as_ref()
-            .is_some_and(|at| canary::shares_traffic(rollout, at));
-    Some(if shares {
-        Traffic::All
-    } else {
-        Traffic::Only(stable.revision.clone())
-    })
-}
-
-/// Whether the Service has been seen to select what it should.
-pub fn traffic_is_right(world: &World<'_>, memory: &MixQuantServiceStatus) -> bool {
-    let seen = world.observed.traffic.as_ref();
-    wanted_traffic(&world.valid.rollout, memory) == seen.and_then(|traffic| traffic.selects.clone())
-}
 
 /// Whether no pod of a third revision is left that would share the canary's traffic.
 pub(super) fn others_are_gone(world: &World<'_>, memory: &MixQuantServiceStatus) -> bool {
@@ -115,10 +92,11 @@ pub(super) fn effects(
     let (account, beside) = companions(world, decisions);
     actions.extend(account);
     jobs(world, decisions, measured, &mut actions);
-    traffic(world, decisions, &mut actions);
+    traffic::selectors(world, decisions, &mut actions);
     roles(world, decisions, target, &mut actions);
     leavers(world, decisions, &mut actions);
     history(world, decisions, target, &mut actions);
+    traffic::route(world, decisions, &mut actions);
     // Last: a refusal of one of these ends the pass, and must not keep what serves from being rolled back.
     actions.extend(beside);
     actions
@@ -149,12 +127,12 @@ fn companions(world: &World<'_>, decisions: &mut Decisions) -> (Vec<Action>, Vec
     )
 }
 
-fn name(kind: Kind, name: String) -> ObjectName {
+pub(super) fn name(kind: Kind, name: String) -> ObjectName {
     ObjectName { kind, name }
 }
 
 /// Adds an action on an object unless the name is someone else's.
-fn push(
+pub(super) fn push(
     world: &World<'_>,
     decisions: &mut Decisions,
     actions: &mut Vec<Action>,
@@ -229,7 +207,7 @@ fn roles(
     actions: &mut Vec<Action>,
 ) {
     let memory = decisions.memory.clone();
-    let may_leave = traffic_is_right(world, &memory);
+    let may_leave = traffic::traffic_is_right(world, &memory);
     // What stable makes room with must be able to come back.
     let is_stable = |role: &RevisionStatus| Some(role) == memory.stable.as_ref();
     for role in [&memory.stable, &memory.canary].into_iter().flatten() {
@@ -306,26 +284,9 @@ fn template(
     Some(frozen)
 }
 
-fn traffic(world: &World<'_>, decisions: &mut Decisions, actions: &mut Vec<Action>) {
-    let Some(wanted) = wanted_traffic(&world.valid.rollout, &decisions.memory) else {
-        return;
-    };
-    let right = world.observed.traffic.as_ref();
-    let right = right.is_some_and(|seen| seen.matches && seen.selects.as_ref() == Some(&wanted));
-    if !right {
-        let object = name(Kind::Service, world.valid.name.clone());
-        push(
-            world,
-            decisions,
-            actions,
-            (object, Action::ApplyTraffic(wanted)),
-        );
-    }
-}
-
 /// Deployments without a role lose their pods once the Service is seen not to select them.
 fn leavers(world: &World<'_>, decisions: &mut Decisions, actions: &mut Vec<Action>) {
-    if !traffic_is_right(world, &decisions.memory) {
+    if !traffic::traffic_is_right(world, &decisions.memory) {
         return;
     }
     let mut moments = Vec::new();

@@ -174,6 +174,10 @@ fn evidence(world: &World<'_>, decisions: &Decisions, revision: &str, cause: Rea
         return format!("revision {revision} failed {place}: {why}");
     }
     let seconds = world.valid.rollout.progress_deadline;
-    let why = problem.or(last).unwrap_or("its pods are not ready");
+    let route = super::route_problem(world, &decisions.memory);
+    let why = problem
+        .or(route.as_deref())
+        .or(last)
+        .unwrap_or("its pods are not ready");
     format!("revision {revision} did not move on within {seconds} s {place}: {why}")
 }

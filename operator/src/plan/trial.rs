@@ -10,7 +10,7 @@ use mixquant_crds::status::{
     Waiver,
 };
 
-use super::{Decisions, World, effects, ending, fit, verdict};
+use super::{Decisions, World, effects, ending, fit, traffic, verdict};
 use crate::canary;
 use crate::observed::FrozenRevision;
 use crate::validate::Step;
@@ -73,7 +73,7 @@ fn finish_or_drop(world: &World<'_>, decisions: &mut Decisions, canary: Option<&
                 .deployment(canary)
                 .is_none_or(|deployment| deployment.replicas == 0);
             let kept = effects::kept_until(world, &decisions.memory, canary).is_some();
-            if (gone || kept) && effects::traffic_is_right(world, &decisions.memory) {
+            if (gone || kept) && traffic::traffic_is_right(world, &decisions.memory) {
                 clear(&mut decisions.memory);
             }
         }
@@ -95,6 +95,31 @@ fn drop_canary(decisions: &mut Decisions, why: &str) {
     clear(&mut decisions.memory);
 }
 
+/// Whether the traffic can be split: a trial behind a gateway that does not listen could only fail.
+fn may_split(world: &World<'_>, memory: &MixQuantServiceStatus) -> bool {
+    !world.valid.rollout.routed
+        || (traffic::route_problem(world, memory).is_none()
+            && traffic::traffic_is_right(world, memory))
+}
+
+/// Whether this step's time runs. Behind a gateway it begins when the weight was seen to be taken.
+fn time_runs(world: &World<'_>, decisions: &mut Decisions) -> bool {
+    let rollout = &world.valid.rollout;
+    let shifted = traffic::has_shifted(world, &decisions.memory);
+    let Some(at) = &mut decisions.memory.rollout else {
+        return false;
+    };
+    if canary::is_shifted(rollout, at) {
+        return true;
+    }
+    if shifted {
+        at.shifted = true;
+        at.step_started_at = Time(world.now);
+        wake_in_step(world, decisions);
+    }
+    false
+}
+
 fn begin(world: &World<'_>, decisions: &mut Decisions, target: &FrozenRevision) {
     if world.valid.rollout.paused {
         return;
@@ -102,6 +127,9 @@ fn begin(world: &World<'_>, decisions: &mut Decisions, target: &FrozenRevision) 
     let stable = decisions.memory.stable.as_ref();
     let back =
         stable.is_some() && ending::in_rollback_window(world, &decisions.memory, &target.revision);
+    if stable.is_some() && !back && !may_split(world, &decisions.memory) {
+        return;
+    }
     let note = match stable {
         Some(stable) if back => format!(
             "revision {} was stable lately: it takes over from {} when its pods run",
@@ -120,6 +148,7 @@ fn begin(world: &World<'_>, decisions: &mut Decisions, target: &FrozenRevision) 
         generation: world.valid.generation,
         request: world.valid.request.clone(),
         weight: 0,
+        shifted: false,
         failed_verdicts: 0,
         verdict: None,
         paused: None,
@@ -219,6 +248,9 @@ fn starting(world: &World<'_>, decisions: &mut Decisions, revision: &str, at: &R
 
 fn stepping(world: &World<'_>, decisions: &mut Decisions, revision: &str, at: &RolloutStatus) {
     let rollout = &world.valid.rollout;
+    if !time_runs(world, decisions) {
+        return ending::check_deadline(world, decisions, revision);
+    }
     let passed = if canary::shares_traffic(rollout, at) {
         match judged(world, decisions, revision, at) {
             Some(passed) => passed,
@@ -252,6 +284,9 @@ fn promoting(world: &World<'_>, decisions: &mut Decisions, revision: &str, at: &
             let why = "a person asked for it and all its pods are ready";
             return ending::promote(world, decisions, why);
         }
+        return ending::check_deadline(world, decisions, revision);
+    }
+    if !time_runs(world, decisions) {
         return ending::check_deadline(world, decisions, revision);
     }
     match judged(world, decisions, revision, at) {
@@ -292,6 +327,21 @@ fn judged(
     Some(judgement.outcome == Outcome::Pass)
 }
 
+/// The moments of a step at which time alone changes something.
+fn wake_in_step(world: &World<'_>, decisions: &mut Decisions) {
+    let rollout = &world.valid.rollout;
+    let Some(at) = &decisions.memory.rollout else {
+        return;
+    };
+    let moments = [
+        Some(canary::verdict_due(rollout, at)),
+        canary::held_until(rollout, at),
+    ];
+    for moment in moments.into_iter().flatten() {
+        decisions.wake_at(moment, world.now);
+    }
+}
+
 fn enter(world: &World<'_>, decisions: &mut Decisions, stage: RolloutStage, step: i32) {
     let rollout = &world.valid.rollout;
     let count = rollout.steps.len();
@@ -304,7 +354,13 @@ fn enter(world: &World<'_>, decisions: &mut Decisions, stage: RolloutStage, step
     at.step_started_at = Time(world.now);
     at.failed_verdicts = 0;
     at.released = false;
+    at.shifted = false;
     let what = match canary::step(rollout, at) {
+        Step::Weight {
+            weight,
+            replicas: Some(replicas),
+            ..
+        } => format!("weight {weight} %, {replicas} pods"),
         Step::Weight { weight, .. } => format!("weight {weight} %"),
         Step::Replicas { replicas, .. } => format!("{replicas} pods"),
         Step::Pause {
@@ -312,13 +368,7 @@ fn enter(world: &World<'_>, decisions: &mut Decisions, stage: RolloutStage, step
         } => format!("a pause of {seconds} s"),
         Step::Pause { duration: None } => "a pause until a person promotes it".to_owned(),
     };
-    let moments = [
-        Some(canary::verdict_due(rollout, at)),
-        canary::held_until(rollout, at),
-    ];
-    for moment in moments.into_iter().flatten() {
-        decisions.wake_at(moment, world.now);
-    }
+    wake_in_step(world, decisions);
     let note = match stage {
         RolloutStage::Promoting => {
             format!("revision {revision} passed all {count} steps and grows to take over")

@@ -48,6 +48,12 @@ pub(super) fn judge(
         judgement.outcome = Outcome::Inconclusive;
         judgement.message = format!("not all of the canary's {wanted} pods run");
     }
+    if judgement.outcome == Outcome::Pass
+        && let Some(problem) = super::route_problem(world, &decisions.memory)
+    {
+        judgement.outcome = Outcome::Inconclusive;
+        judgement.message = problem;
+    }
     show_tpot(world, decisions, at, &verdicts, judgement.outcome);
     for (gate, verdict) in &verdicts {
         decisions.count(Metric::Verdict {

@@ -1,6 +1,6 @@
 //! What each condition says of a service.
 
-use mixquant_crds::status::{ConditionType, Outcome, Reason};
+use mixquant_crds::status::{ConditionType, Outcome, Phase, Reason};
 
 use super::condition::{Said, Truth, said};
 use super::standing::{Standing, pods};
@@ -57,7 +57,12 @@ pub(super) fn available(world: &World<'_>, decisions: &Decisions) -> Said {
 }
 
 pub(super) fn progressing(standing: &Standing) -> Said {
+    // Within a trial a gateway is waited for until the deadline: that is progress.
+    let waits = standing.phase == Phase::Deploying;
     match (&standing.stalled, &standing.busy) {
+        (None, Some((reason @ Reason::TrafficNotReady, message))) if waits => {
+            said(Truth::False, *reason, message.clone())
+        }
         (Some((reason, message)), _)
         | (
             None,

@@ -4,7 +4,7 @@ use mixquant_crds::status::{Halt, Phase, Reason, RevisionStatus, RolloutStage, R
 
 use crate::canary;
 use crate::observed::FrozenRevision;
-use crate::plan::{Decisions, Measured, World, traffic_is_right};
+use crate::plan::{Decisions, Measured, World, route_problem, traffic_is_right};
 
 /// Where the service stands, in the words that all conditions share.
 pub(super) struct Standing {
@@ -179,11 +179,13 @@ fn rolling(world: &World<'_>, decisions: &Decisions, at: &RolloutStatus) -> Stan
             busy: Some((Reason::RolloutPaused, format!("{message}; {why}"))),
         };
     }
-    let reason = match at.stage {
-        RolloutStage::Starting | RolloutStage::Stepping | RolloutStage::Promoting => {
-            Reason::RollingOut
-        }
-        RolloutStage::RollingBack => Reason::RolledBack,
+    let waits = canary::shares_traffic(&world.valid.rollout, at)
+        .then(|| route_problem(world, &decisions.memory))
+        .flatten();
+    let (reason, message) = match (at.stage, waits) {
+        (RolloutStage::RollingBack, _) => (Reason::RolledBack, message),
+        (_, Some(problem)) => (Reason::TrafficNotReady, format!("{message}; {problem}")),
+        (_, None) => (Reason::RollingOut, message),
     };
     Standing {
         phase,
@@ -239,11 +241,16 @@ fn serving(world: &World<'_>, decisions: &Decisions) -> Standing {
     let stable = decisions.memory.stable.as_ref();
     let runs = stable.is_some_and(|stable| world.runs(&stable.revision, replicas));
     let selected = traffic_is_right(world, &decisions.memory);
+    let problem = route_problem(world, &decisions.memory);
     if runs && selected {
+        let busy = problem.map(|problem| (Reason::TrafficNotReady, problem));
         return Standing {
-            phase: Phase::Ready,
+            phase: match busy {
+                Some(_) => Phase::Deploying,
+                None => Phase::Ready,
+            },
             stalled: None,
-            busy: None,
+            busy,
         };
     }
     let message = if runs {

@@ -1,6 +1,8 @@
 //! The way of a new revision, from `spec.rollout`, in seconds and pods.
 
-use mixquant_crds::rollout::{RolloutSpec, Step as StepSpec, Surge, TrialFailure};
+use mixquant_crds::MixQuantServiceSpec;
+use mixquant_crds::rollout::{Step as StepSpec, Surge, TrialFailure};
+use mixquant_crds::traffic::TrafficMode;
 use serde::Serialize;
 
 use super::Problems;
@@ -31,6 +33,8 @@ pub struct Rollout {
     pub keep_failed: u32,
     /// Revisions without a role that are kept.
     pub history: usize,
+    /// A gateway splits the traffic: weights are exact, and a step needs only the pods of its share.
+    pub routed: bool,
 }
 
 /// One step.
@@ -41,6 +45,8 @@ pub enum Step {
     Weight {
         /// Percent, 1 to 99.
         weight: i32,
+        /// Pods that carry it; as many as it needs without.
+        replicas: Option<i32>,
         /// Seconds at least.
         hold: u32,
     },
@@ -58,12 +64,18 @@ pub enum Step {
     },
 }
 
-fn step(spec: &StepSpec, problems: &mut Problems) -> Step {
+fn step(spec: &StepSpec, routed: bool, problems: &mut Problems) -> Step {
     let hold = spec.hold.as_ref();
     let hold = hold.map(|hold| problems.seconds("rollout.steps[].hold", hold));
     match (spec.weight, spec.canary_replicas, &spec.pause, hold) {
-        (Some(weight), None, None, Some(hold)) => Step::Weight { weight, hold },
-        (None, Some(replicas), None, Some(hold)) => Step::Replicas { replicas, hold },
+        (Some(weight), replicas, None, Some(hold)) if routed || replicas.is_none() => {
+            Step::Weight {
+                weight,
+                replicas,
+                hold,
+            }
+        }
+        (None, Some(replicas), None, Some(hold)) if !routed => Step::Replicas { replicas, hold },
         (None, None, Some(pause), None) => Step::Pause {
             duration: pause
                 .duration
@@ -73,20 +85,26 @@ fn step(spec: &StepSpec, problems: &mut Problems) -> Step {
         _ => {
             problems.require(
                 false,
-                "a step is one of weight, canaryReplicas and pause, the first two with hold: set exactly one",
+                "a step is a pause, or it has hold and a weight or canaryReplicas (with traffic.mode GatewayAPI a weight, and canaryReplicas beside it): set exactly one",
             );
             Step::Pause { duration: None }
         }
     }
 }
 
-pub(super) fn rollout(spec: &RolloutSpec, problems: &mut Problems) -> Rollout {
+pub(super) fn rollout(spec: &MixQuantServiceSpec, problems: &mut Problems) -> Rollout {
+    let routed = spec.traffic.mode == TrafficMode::GatewayAPI;
+    let spec = &spec.rollout;
     let analysis = &spec.analysis;
     let small = |value: i32| u32::try_from(value).unwrap_or(0);
     let count = |value: i32| usize::try_from(value).unwrap_or(0);
     let window = spec.rollback_window.as_ref();
     let valid = Rollout {
-        steps: spec.steps.iter().map(|spec| step(spec, problems)).collect(),
+        steps: spec
+            .steps
+            .iter()
+            .map(|spec| step(spec, routed, problems))
+            .collect(),
         interval: problems.seconds("rollout.analysis.interval", &analysis.interval),
         failure_limit: analysis.failure_limit,
         warm_up: problems.seconds("rollout.analysis.warmUp", &analysis.warm_up),
@@ -97,6 +115,7 @@ pub(super) fn rollout(spec: &RolloutSpec, problems: &mut Problems) -> Rollout {
         rollback_window: window.map_or(0, |window| count(window.revisions)),
         keep_failed: small(spec.abort_scale_down_delay_seconds),
         history: count(spec.revision_history_limit),
+        routed,
     };
     check(&valid, problems);
     valid
@@ -105,16 +124,22 @@ pub(super) fn rollout(spec: &RolloutSpec, problems: &mut Problems) -> Rollout {
 /// What the schema's rules say too, for what went around them.
 fn check(valid: &Rollout, problems: &mut Problems) {
     let mut weights = Vec::new();
-    let (mut shares, mut long) = (0, false);
+    let (mut shares, mut long, mut none) = (0, false, false);
     for step in &valid.steps {
         let hold = match *step {
-            Step::Weight { weight, hold } => {
+            Step::Weight {
+                weight,
+                replicas,
+                hold,
+            } => {
                 weights.push(weight);
+                none |= replicas.is_some_and(|replicas| !(1..=1000).contains(&replicas));
                 shares += i32::from((1..=99).contains(&weight));
                 hold
             }
             Step::Replicas { replicas, hold } => {
-                shares += i32::from((1..=1000).contains(&replicas));
+                none |= !(1..=1000).contains(&replicas);
+                shares += 1;
                 hold
             }
             Step::Pause { .. } => 0,
@@ -122,8 +147,8 @@ fn check(valid: &Rollout, problems: &mut Problems) {
         long |= hold.saturating_add(valid.warm_up) >= valid.progress_deadline;
     }
     problems.require(
-        shares > 0 && weights.iter().all(|weight| (1..=99).contains(weight)),
-        "rollout.steps needs at least one step with a weight between 1 and 99, or with canaryReplicas",
+        shares > 0 && !none && weights.iter().all(|weight| (1..=99).contains(weight)),
+        "rollout.steps needs at least one step with a weight between 1 and 99, or with canaryReplicas between 1 and 1000",
     );
     problems.require(
         weights.windows(2).all(|pair| pair[0] < pair[1]),

@@ -20,10 +20,12 @@ fn the_example_is_valid_in_base_units() {
         [
             Step::Weight {
                 weight: 10,
+                replicas: None,
                 hold: 60
             },
             Step::Weight {
                 weight: 50,
+                replicas: None,
                 hold: 60
             }
         ]
@@ -149,6 +151,7 @@ fn gates_have_base_units_and_take_from_the_rollout_what_they_do_not_say() {
             Step::Pause { duration: None },
             Step::Weight {
                 weight: 50,
+                replicas: None,
                 hold: 60
             },
         ]
@@ -210,6 +213,50 @@ fn a_step_of_two_kinds_or_of_none_is_named() {
         let text = validate(&service).unwrap_err().to_string();
         assert!(text.contains("set exactly one"), "{step}: {text}");
     }
+}
+
+#[test]
+fn a_route_is_named_exactly_where_a_gateway_splits_the_traffic() {
+    for (traffic, said) in [
+        (r#"{"mode": "GatewayAPI"}"#, "set exactly one of them there"),
+        (
+            r#"{"mode": "GatewayAPI", "parentRefs": [{"name": "edge"}], "routeRef": {"name": "mine"}}"#,
+            "set exactly one of them there",
+        ),
+        (
+            r#"{"routeRef": {"name": "mine"}}"#,
+            "leave both out with ReplicaRatio",
+        ),
+        (
+            r#"{"mode": "GatewayAPI", "routeRef": {"name": "mine"}, "trackHeader": "x-track"}"#,
+            "write them into your own route",
+        ),
+    ] {
+        let mut service = example();
+        service.spec.traffic = serde_json::from_str(traffic).unwrap();
+        let text = validate(&service).unwrap_err().to_string();
+        assert!(text.contains(said), "{traffic}: {text}");
+    }
+}
+
+#[test]
+fn behind_a_gateway_a_step_may_have_a_weight_and_pods_of_its_own() {
+    let mut service = example();
+    let step = r#"{"weight": 5, "canaryReplicas": 3, "hold": "5s"}"#;
+    service.spec.rollout.steps[0] = serde_json::from_str(step).unwrap();
+    let traffic = r#"{"mode": "GatewayAPI", "parentRefs": [{"name": "edge"}]}"#;
+    service.spec.traffic = serde_json::from_str(traffic).unwrap();
+    let valid = validate(&service).unwrap();
+    let expected = Step::Weight {
+        weight: 5,
+        replicas: Some(3),
+        hold: 5,
+    };
+    assert_eq!(valid.rollout.steps[0], expected);
+    assert!(valid.rollout.routed);
+    let step = r#"{"canaryReplicas": 3, "hold": "5s"}"#;
+    service.spec.rollout.steps[0] = serde_json::from_str(step).unwrap();
+    assert!(validate(&service).is_err());
 }
 
 #[test]

@@ -12,6 +12,7 @@ use mixquant_crds::Span;
 use mixquant_crds::names::ANNOTATION_REQUEST;
 use mixquant_crds::rollout::Surge;
 use mixquant_crds::status::{MixQuantServiceStatus, Phase};
+use mixquant_operator::observed::{ObservedTraffic, Track, Traffic};
 use mixquant_operator::samples::Samples;
 use serde_json::json;
 
@@ -32,6 +33,17 @@ struct State {
     requests: u8,
 }
 
+/// How a canary reaches traffic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// Beside stable, by the ratio of pods.
+    Beside,
+    /// In the one place that there is.
+    InPlace,
+    /// By a gateway that takes a while.
+    Gateway,
+}
+
 /// What may happen.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Event {
@@ -45,13 +57,17 @@ enum Event {
     Ready,
     /// The canary's pods are lost.
     Lost,
+    /// The gateway takes what the route says.
+    Taken,
+    /// Someone gives the canary everything in the route.
+    EditRoute,
     /// A person asks for another image.
     Image(u8),
     /// A person asks something of the rollout.
     Ask(&'static str),
 }
 
-const EVENTS: [Event; 14] = [
+const EVENTS: [Event; 16] = [
     Event::Pass(None),
     Event::Pass(Some(1.0)),
     Event::Pass(Some(3.0)),
@@ -59,6 +75,8 @@ const EVENTS: [Event; 14] = [
     Event::Tick,
     Event::Ready,
     Event::Lost,
+    Event::Taken,
+    Event::EditRoute,
     Event::Image(1),
     Event::Image(2),
     Event::Image(3),
@@ -69,9 +87,15 @@ const EVENTS: [Event; 14] = [
 ];
 
 /// The world that the search begins in: the first image serves, the precision of the others is known.
-fn start(changes: u8, requests: u8, surge: Surge) -> State {
+fn start(changes: u8, requests: u8, way: Way) -> State {
     let mut service = service();
-    service.spec.rollout.surge = surge;
+    if way == Way::InPlace {
+        service.spec.rollout.surge = Surge::Never;
+    }
+    if way == Way::Gateway {
+        let traffic = json!({"mode": "GatewayAPI", "parentRefs": [{"name": "edge"}]});
+        service.spec.traffic = serde_json::from_value(traffic).expect("a traffic");
+    }
     // Alone, a canary three times as slow is told by its own limit.
     service.spec.slo.tpot.max_milliseconds = Some(50);
     service.spec.replicas = 1;
@@ -92,10 +116,11 @@ fn start(changes: u8, requests: u8, surge: Surge) -> State {
         told.pass();
         // No canary is wanted yet: the next image ends its trial.
     }
-    for _ in 0..10 {
+    for _ in 0..14 {
         told.pods_ready();
         told.pass();
     }
+    told.gateway_lags = way == Way::Gateway;
     State {
         told,
         changes,
@@ -128,7 +153,7 @@ fn key(state: &State) -> String {
             age(at.step_started_at.0),
             at.request.short(),
             at.failed_verdicts,
-            at.released,
+            (at.released, at.shifted),
             at.verdict.as_ref().map(|verdict| age(verdict.at.0)),
         ])
     });
@@ -155,7 +180,7 @@ fn key(state: &State) -> String {
         observed.service.metadata.annotations,
         observed.service.spec.engine.image,
         deployments,
-        observed.traffic,
+        (&observed.traffic, &observed.tracks, &observed.route),
         observed
             .jobs
             .iter()
@@ -195,6 +220,11 @@ fn next(state: &State, event: Event) -> Option<State> {
             let lost = all.find(|one| one.revision == canary)?;
             (lost.ready, lost.available) = (0, 0);
         }
+        Event::Taken => told.gateway_takes().then_some(())?,
+        Event::EditRoute => {
+            after.changes = after.changes.checked_sub(1)?;
+            told.edit_route(100)?;
+        }
         Event::Image(image) => {
             after.changes = after.changes.checked_sub(1)?;
             let image = format!("engine:{image}");
@@ -229,6 +259,30 @@ fn next(state: &State, event: Event) -> Option<State> {
         }
     }
     Some(after)
+}
+
+/// A canary has traffic only where its step and its gateway gave it some; and nothing that is selected has lost its pods by our hand.
+fn check_gateway(state: &State) {
+    let observed = &state.told.observed;
+    let selects = |seen: Option<&ObservedTraffic>| match seen.and_then(|seen| seen.selects.clone())
+    {
+        Some(Traffic::Only(revision)) => Some(revision),
+        Some(Traffic::All) | None => None,
+    };
+    let status = status(state);
+    let stage = status.rollout.map(|at| at.stage);
+    for track in [Track::Stable, Track::Canary] {
+        let Some(revision) = selects(observed.tracks.of(track)) else {
+            continue;
+        };
+        let mut all = observed.deployments.iter();
+        let runs = all.find(|one| one.revision == revision);
+        assert!(
+            runs.is_some_and(|one| one.replicas > 0),
+            "{track:?} selects {revision}, which is gone, at {stage:?}: {}",
+            key(state)
+        );
+    }
 }
 
 /// Stable changes only with a Pass of this very pass, or by a person's word.
@@ -269,6 +323,7 @@ fn undisturbed(state: &State) -> State {
         after.told.act(&plan);
         after.told.answer();
         after.told.pods_ready();
+        after.told.gateway_takes();
         if key(&after) != before {
             return after;
         }
@@ -309,6 +364,7 @@ fn search(begin: State) -> (Vec<State>, Vec<usize>) {
         for event in EVENTS {
             if let Some(after) = next(&state, event) {
                 check_edge(&state, event, &after);
+                check_gateway(&after);
                 find(after);
             }
         }
@@ -320,8 +376,8 @@ fn search(begin: State) -> (Vec<State>, Vec<usize>) {
 }
 
 #[expect(clippy::print_stdout, reason = "how much was searched is a result")]
-fn every_way_ends_at_rest(changes: u8, requests: u8, surge: Surge) {
-    let (states, onwards) = search(start(changes, requests, surge));
+fn every_way_ends_at_rest(changes: u8, requests: u8, way: Way) {
+    let (states, onwards) = search(start(changes, requests, way));
     let mut ends: Vec<Option<bool>> = vec![None; states.len()];
     for begin in 0..states.len() {
         let mut way = Vec::new();
@@ -356,21 +412,31 @@ fn every_way_ends_at_rest(changes: u8, requests: u8, surge: Surge) {
 
 #[test]
 fn two_changes_of_the_spec_at_any_moment_end_at_rest_and_promote_nothing_unproven() {
-    every_way_ends_at_rest(2, 0, Surge::Auto);
+    every_way_ends_at_rest(2, 0, Way::Beside);
 }
 
 #[test]
 fn a_change_and_a_request_at_any_moment_end_at_rest_and_promote_nothing_unproven() {
-    every_way_ends_at_rest(1, 1, Surge::Auto);
+    every_way_ends_at_rest(1, 1, Way::Beside);
 }
 
 /// One place: stable leaves before a canary comes.
 #[test]
 fn two_changes_where_a_canary_takes_stables_place_end_at_rest_and_promote_nothing_unproven() {
-    every_way_ends_at_rest(2, 0, Surge::Never);
+    every_way_ends_at_rest(2, 0, Way::InPlace);
 }
 
 #[test]
 fn a_change_and_a_request_where_a_canary_takes_stables_place_end_at_rest() {
-    every_way_ends_at_rest(1, 1, Surge::Never);
+    every_way_ends_at_rest(1, 1, Way::InPlace);
+}
+
+#[test]
+fn two_changes_behind_a_gateway_that_takes_a_while_end_at_rest_and_promote_nothing_unproven() {
+    every_way_ends_at_rest(2, 0, Way::Gateway);
+}
+
+#[test]
+fn a_change_and_a_request_behind_a_gateway_that_takes_a_while_end_at_rest() {
+    every_way_ends_at_rest(1, 1, Way::Gateway);
 }

@@ -219,6 +219,9 @@ impl State {
 
     fn patch(&mut self, path: &str, query: &str, body: &Value) -> Answer {
         let path = path.strip_suffix("/status").unwrap_or(path).to_owned();
+        if let Value::Array(operations) = body {
+            return self.patch_by_operations(path, operations);
+        }
         if let Some(answer) = self.conflict(&path, body) {
             return answer;
         }
@@ -230,6 +233,27 @@ impl State {
             None => return refused(404, "not found"),
         };
         merge(&mut object, body);
+        self.store(path, object)
+    }
+
+    /// RFC 6902, as far as it is used: `test` and `add` of a member.
+    fn patch_by_operations(&mut self, path: String, operations: &[Value]) -> Answer {
+        let Some(mut object) = self.objects.get(&path).cloned() else {
+            return refused(404, "not found");
+        };
+        for operation in operations {
+            let at = operation["path"].as_str().unwrap();
+            if operation["op"] == "test" {
+                if object.pointer(at) != Some(&operation["value"]) {
+                    // What a real one says.
+                    let message = "the server rejected our request due to an error in our request";
+                    return refused(422, message);
+                }
+            } else {
+                let (parent, member) = at.rsplit_once('/').unwrap();
+                object.pointer_mut(parent).unwrap()[member] = operation["value"].clone();
+            }
+        }
         self.store(path, object)
     }
 

@@ -149,6 +149,7 @@ fn twist_status(told: &mut Told, twist: &Twist) {
                 }),
                 paused: (age % 7 == 0).then_some(Halt::Gate),
                 released: age % 2 == 0,
+                shifted: age % 3 == 0,
                 // Claimed by the status alone.
                 waived: [None, Some(Waiver::Request), Some(Waiver::RollbackWindow)]
                     [usize::try_from(age.rem_euclid(3)).unwrap()],

@@ -4,15 +4,17 @@
     reason = "a test's module has no crate to be reached from"
 )]
 
+mod route;
+
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use mixquant_crds::report::{CalibrationReport, VerifyReport};
-use mixquant_crds::{Digest, JobMessage, MixQuantService};
+use mixquant_crds::{Digest, JobMessage, MixQuantService, MixQuantServiceStatus};
 use mixquant_operator::action::{Action, DeploymentRequest, JobWork, Plan};
 use mixquant_operator::histogram::Histogram;
 use mixquant_operator::observed::{
     Companion, CompanionState, Dataset, Installation, JobState, Kind, Observed, ObservedDeployment,
-    ObservedJob, ObservedRevision, ObservedTraffic, Presence,
+    ObservedJob, ObservedRevision, ObservedTraffic, Presence, Tracks,
 };
 use mixquant_operator::plan::plan;
 use mixquant_operator::samples::{Samples, Series, TrackSamples, Value};
@@ -54,6 +56,8 @@ pub enum World {
 pub struct Told {
     pub now: Timestamp,
     pub observed: Observed,
+    /// Routes are taken only by [`Told::gateway_takes`].
+    pub gateway_lags: bool,
     made: u32,
 }
 
@@ -98,7 +102,9 @@ impl Told {
         let present = |bytes: &[u8]| Dataset::Present {
             digest: Digest::of_bytes(bytes),
         };
+        let route = route::first(&service);
         Self {
+            gateway_lags: false,
             now: "2026-01-01T00:00:00.7Z".parse().expect("a time"),
             observed: Observed {
                 service,
@@ -111,6 +117,9 @@ impl Told {
                 deployments: Vec::new(),
                 pods: Vec::new(),
                 traffic: None,
+                tracks: Tracks::default(),
+                route,
+                old_route: None,
                 foreign: Vec::new(),
                 installation: Installation::default(),
                 companions: Vec::new(),
@@ -147,9 +156,16 @@ impl Told {
                 told.pods_ready();
                 told.pass();
                 told.pass();
+                told.shift();
             }),
-            (World::Stepping, |told| told.verdict(80, 1.0)),
-            (World::LastStep, |told| told.verdict(80, 1.0)),
+            (World::Stepping, |told| {
+                told.verdict(80, 1.0);
+                told.shift();
+            }),
+            (World::LastStep, |told| {
+                told.verdict(80, 1.0);
+                told.shift();
+            }),
         ];
         let trunk = match world {
             World::RollingBack | World::Degraded => World::Stepping,
@@ -339,6 +355,12 @@ impl Told {
                         matches: true,
                     });
                 }
+                Action::ApplyTrack(request) => {
+                    let seen = Self::selects(&request.revision);
+                    *self.observed.tracks.of_mut(request.track) = Some(seen);
+                }
+                Action::ApplyRoute(weight) => self.put_route(*weight),
+                Action::PatchRoute(patch) => self.patch_route(patch),
                 Action::ApplyCompanion(request) => self.mend(request.companion),
                 Action::ApplyJob(job) => self.observed.jobs.push(ObservedJob {
                     name: job.name.clone(),
@@ -360,6 +382,7 @@ impl Told {
                         revisions.retain(|revision| revision.uid != object.uid);
                     }
                     Kind::Service => self.observed.traffic = None,
+                    Kind::HTTPRoute => self.observed.old_route = None,
                 },
                 Action::Publish(_) | Action::Count(_) => {}
             }
@@ -367,40 +390,42 @@ impl Told {
     }
 }
 
+/// A status in one line.
+fn written(action: &Action, status: &MixQuantServiceStatus) -> String {
+    let word = match action {
+        Action::Remember(_) => "Remember",
+        _ => "Report",
+    };
+    let revision = |role: &Option<mixquant_crds::status::RevisionStatus>| {
+        role.as_ref()
+            .map_or("none".to_owned(), |role| role.image.clone())
+    };
+    let rollout = status.rollout.as_ref().map_or(String::new(), |at| {
+        let verdict = at.verdict.as_ref();
+        let verdict = verdict.map_or(String::new(), |verdict| format!(", {:?}", verdict.outcome));
+        format!(
+            ", {:?} step {} weight {} failed verdicts {}{verdict}",
+            at.stage, at.step, at.weight, at.failed_verdicts
+        )
+    });
+    let failed: Vec<String> = status
+        .failed_revisions
+        .iter()
+        .map(|failed| format!("{} {:?}", failed.revision, failed.reason))
+        .collect();
+    format!(
+        "{word} {:?}: stable {}, canary {}{rollout}, calibrations {}, failed {failed:?}",
+        status.phase.expect("a phase"),
+        revision(&status.stable),
+        revision(&status.canary),
+        status.calibrations.len(),
+    )
+}
+
 /// An action in one line.
 pub fn brief(action: &Action) -> String {
     match action {
-        Action::Remember(status) | Action::Report(status) => {
-            let word = match action {
-                Action::Remember(_) => "Remember",
-                _ => "Report",
-            };
-            let revision = |role: &Option<mixquant_crds::status::RevisionStatus>| {
-                role.as_ref()
-                    .map_or("none".to_owned(), |role| role.image.clone())
-            };
-            let rollout = status.rollout.as_ref().map_or(String::new(), |at| {
-                let verdict = at.verdict.as_ref();
-                let verdict =
-                    verdict.map_or(String::new(), |verdict| format!(", {:?}", verdict.outcome));
-                format!(
-                    ", {:?} step {} weight {} failed verdicts {}{verdict}",
-                    at.stage, at.step, at.weight, at.failed_verdicts
-                )
-            });
-            let failed: Vec<String> = status
-                .failed_revisions
-                .iter()
-                .map(|failed| format!("{} {:?}", failed.revision, failed.reason))
-                .collect();
-            format!(
-                "{word} {:?}: stable {}, canary {}{rollout}, calibrations {}, failed {failed:?}",
-                status.phase.expect("a phase"),
-                revision(&status.stable),
-                revision(&status.canary),
-                status.calibrations.len(),
-            )
-        }
+        Action::Remember(status) | Action::Report(status) => written(action, status),
         Action::ApplyRevision(new) => {
             format!("ApplyRevision {} number {}", new.frozen.image, new.number)
         }
@@ -412,6 +437,14 @@ pub fn brief(action: &Action) -> String {
             format!("ScaleDeployment {} x {}", request.name, request.replicas)
         }
         Action::ApplyTraffic(traffic) => format!("ApplyTraffic {traffic:?}"),
+        Action::ApplyTrack(request) => {
+            format!("ApplyTrack {:?} {}", request.track, request.revision)
+        }
+        Action::ApplyRoute(weight) => format!("ApplyRoute canary {weight} %"),
+        Action::PatchRoute(patch) => format!(
+            "PatchRoute {} at {}: canary {} %",
+            patch.name, patch.resource_version, patch.weight
+        ),
         Action::ApplyCompanion(request) => format!("ApplyCompanion {:?}", request.companion),
         Action::ApplyJob(job) => {
             let work = match &job.work {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use mixquant_crds::report::{CalibrationReport, FailureReason, JobFailure, VerifyReport};
+use mixquant_crds::report::{CalibrationReport, FailureReason, JobFailure};
 use mixquant_crds::service::Resources;
 use mixquant_crds::status::MixQuantServiceStatus;
 use mixquant_crds::{Decimal, Digest, JobMessage, KvPrecision, MixQuantService, Span};
@@ -13,9 +13,10 @@ use mixquant_operator::observed::{
     Companion, FrozenRevision, JobState, Observed, ObservedJob, ObservedRevision, Traffic,
 };
 
+use super::gateway::{self, Gateway};
 use super::places::{GPU, Places, size};
 use super::scenario::Dice;
-use super::traffic::{Counters, Manners, MetricFault, REQUESTS_PER_SECOND};
+use super::traffic::{Counters, Manners, MetricFault, measured};
 use super::volume::Volume;
 
 /// When the simulation begins.
@@ -93,6 +94,7 @@ pub struct Cluster {
     pub(super) revisions: Vec<ObservedRevision>,
     pub(super) deployments: Vec<(FrozenRevision, String, i32)>,
     pub(super) traffic: Option<Traffic>,
+    pub(super) gateway: Gateway,
     pub(super) companions: BTreeSet<Companion>,
     /// The pods that must be ready and selected now; less while faults heal.
     pub(super) floor: Floor,
@@ -127,7 +129,7 @@ pub(super) struct Floor {
     pub(super) heals_at: i64,
 }
 
-fn base(gpus: Option<usize>) -> MixQuantService {
+fn base(gpus: Option<usize>, traffic: u8) -> MixQuantService {
     let text = include_str!("../../../crds/examples/chat.yaml");
     let mut service: MixQuantService = serde_norway::from_str(text).unwrap();
     service.metadata.namespace = Some("default".into());
@@ -148,6 +150,7 @@ fn base(gpus: Option<usize>) -> MixQuantService {
     service.spec.slo.error_rate_percent = Some(Decimal("5".into()));
     let killed = r#"{"name": "killed", "metric": "OutOfMemory", "max": "0"}"#;
     service.spec.gates = vec![serde_json::from_str(killed).unwrap()];
+    service.spec.traffic = gateway::spec(traffic);
     service
 }
 
@@ -166,9 +169,9 @@ pub(super) fn at_most(replicas: i32, gpus: Option<usize>) -> i32 {
 }
 
 impl Cluster {
-    pub fn new(seed: u64, gpus: Option<usize>) -> Self {
-        let service = base(gpus);
-        Self {
+    pub fn new(seed: u64, gpus: Option<usize>, traffic: u8) -> Self {
+        let service = base(gpus, traffic);
+        let mut cluster = Self {
             now: 0,
             changes: 1,
             said: BTreeMap::new(),
@@ -183,6 +186,7 @@ impl Cluster {
             revisions: Vec::new(),
             deployments: Vec::new(),
             traffic: None,
+            gateway: Gateway::default(),
             companions: BTreeSet::new(),
             jobs: Vec::new(),
             calibration_data: Some(0),
@@ -201,7 +205,9 @@ impl Cluster {
             },
             volume: Volume::default(),
             collected_at: None,
-        }
+        };
+        cluster.make_users_route();
+        cluster
     }
 
     pub fn note(&mut self, text: impl FnOnce() -> String) {
@@ -349,6 +355,7 @@ impl Cluster {
         self.deployments.clear();
         self.revisions.clear();
         self.traffic = None;
+        self.collect_gateway();
         self.control();
     }
 
@@ -401,6 +408,7 @@ impl Cluster {
         let moments = pods.chain(jobs).chain(crashes).chain(heals);
         let leaves = self.places.tenant.map(|(_, until)| until);
         let moments = moments.chain(self.collected_at).chain(leaves);
+        let moments = moments.chain(self.gateway_takes_next());
         moments.filter(|at| *at > self.now).min()
     }
 
@@ -414,6 +422,7 @@ impl Cluster {
         if self.collected_at.is_some_and(|at| at <= to) {
             self.collect();
         }
+        self.gateway_takes();
         if self.fault.is_some_and(|(_, until)| until <= to) {
             self.end_fault();
         }
@@ -454,40 +463,5 @@ impl Cluster {
             self.note(|| text);
         }
         self.check()
-    }
-
-    fn serve(&mut self, seconds: i64) {
-        let serving: Vec<usize> = (0..self.pods.len())
-            .filter(|index| {
-                let pod = &self.pods[*index];
-                self.is_ready(pod) && self.selects(&pod.revision)
-            })
-            .collect();
-        if serving.is_empty() {
-            return;
-        }
-        // More than this in one go tells nothing new.
-        let requests = REQUESTS_PER_SECOND * seconds.clamp(0, 60).unsigned_abs();
-        for request in 0..requests {
-            let index = serving[usize::try_from(request).unwrap() % serving.len()];
-            let pod = &mut self.pods[index];
-            let manners = pod.manners;
-            pod.counters.observe(&mut self.dice, &manners);
-        }
-    }
-}
-
-fn measured(artifact: &Digest, bad: bool) -> VerifyReport {
-    let increase = if bad { 7.5 } else { 0.25 };
-    VerifyReport {
-        baseline_perplexity: 8.0,
-        perplexity: 8.0 * (1.0 + increase / 100.0),
-        perplexity_increase_percent: increase,
-        kl_mean: 0.002,
-        kl_p99: 0.02,
-        top1_agreement_percent: 98.0,
-        worst_slice: None,
-        tokens: 4096,
-        artifact_digest: Some(artifact.clone()),
     }
 }

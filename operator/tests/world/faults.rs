@@ -8,6 +8,7 @@ use mixquant_crds::{KvPrecision, Span};
 use mixquant_operator::observed::Traffic;
 
 use super::cluster::{Cluster, at_most, gpus_each, moment};
+use super::gateway;
 use super::operator::Operator;
 use super::scenario::{Ask, Change, Happening};
 use super::traffic::{Counters, MetricFault};
@@ -68,11 +69,14 @@ impl Cluster {
             }
             Change::Data(data) => self.calibration_data = Some(data),
             Change::DataGone => self.calibration_data = None,
+            Change::Traffic(mode) if self.places.gpus.is_none() => {
+                spec.traffic = gateway::spec(mode);
+            }
             Change::Replicas(replicas) => spec.replicas = at_most(replicas, self.places.gpus),
             Change::Gpus(gpus) if self.places.gpus.is_none_or(|all| all >= gpus) => {
                 spec.engine.resources = Some(gpus_each(gpus));
             }
-            Change::Gpus(_) => {}
+            Change::Traffic(_) | Change::Gpus(_) => {}
             Change::Surge(surge) => spec.rollout.surge = surge,
             Change::Hold(seconds) => {
                 let mut steps = spec.rollout.steps.iter_mut();
@@ -106,6 +110,7 @@ impl Cluster {
             self.floor.heals_at = self.floor.heals_at.max(self.now + 60);
             let generation = self.service.metadata.generation.unwrap();
             self.service.metadata.generation = Some(generation + 1);
+            self.make_users_route();
         }
     }
 
@@ -187,6 +192,15 @@ impl Cluster {
                 self.traffic = Some(Traffic::Only("0000000000".into()));
                 heals(self);
             }
+            Happening::EditRoute(weight) => {
+                self.edit_route(weight);
+                heals(self);
+            }
+            Happening::LoseRoute => {
+                self.lose_route();
+                heals(self);
+            }
+            Happening::GatewayDown(seconds) => self.gateway_goes(seconds),
             Happening::LoseAnswers => {
                 for job in &mut self.jobs {
                     job.seen.message = None;

@@ -12,6 +12,15 @@ use mixquant_operator::validate::ValidService;
 use super::cluster::{Cluster, moment};
 use super::traffic::{Manners, MetricFault};
 
+/// How an action went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Done {
+    /// As asked.
+    Well,
+    /// Somebody was faster: the pass ends.
+    Conflict,
+}
+
 impl Cluster {
     /// Executes an action after checking that it may be asked for.
     pub fn act(
@@ -19,7 +28,7 @@ impl Cluster {
         valid: &ValidService,
         plan: &Plan,
         action: &Action,
-    ) -> Result<(), String> {
+    ) -> Result<Done, String> {
         self.note(|| brief(action));
         if self.service.metadata.deletion_timestamp.is_some() {
             return Err("a service that is being deleted gets something new".into());
@@ -40,6 +49,13 @@ impl Cluster {
                 self.may_select(traffic)?;
                 self.traffic = Some(traffic.clone());
                 self.changed();
+            }
+            Action::ApplyTrack(request) => self.apply_track(request)?,
+            Action::ApplyRoute(weight) => self.apply_route(*weight)?,
+            Action::PatchRoute(patch) => {
+                if !self.patch_route(patch)? {
+                    return Ok(Done::Conflict);
+                }
             }
             Action::ApplyCompanion(request) => {
                 self.companions.insert(request.companion);
@@ -65,6 +81,7 @@ impl Cluster {
                         self.revisions.retain(|kept| kept.uid != object.uid);
                         self.changed();
                     }
+                    Kind::HTTPRoute => self.delete_route(&object.uid)?,
                     Kind::Service => return Err("the main Service is deleted".into()),
                 }
             }
@@ -77,7 +94,7 @@ impl Cluster {
             }
             Action::Count(_) => {}
         }
-        self.check()
+        self.check().map(|()| Done::Well)
     }
 
     fn keep(&mut self, new: &NewRevision) {
@@ -125,6 +142,7 @@ impl Cluster {
             }
             if !excused {
                 self.may_serve(&before, next)?;
+                self.may_leave_step(&before)?;
             }
         }
         self.may_make_room(plan, &before, next)?;
@@ -157,6 +175,9 @@ impl Cluster {
             return Err(format!(
                 "the weight falls, and not to 0: {from:?} to {to:?}"
             ));
+        }
+        if high > low && low >= 0 && !excused {
+            self.may_leave_step(&before)?;
         }
         if high > low && to.step_started_at.0 != moment(self.now) {
             return Err("a step begins in the past".into());
@@ -276,6 +297,11 @@ impl Cluster {
             // A stale view may ask once more for what is so; pods that someone added by hand leave whatever the Service selects.
             return Ok(());
         }
+        if replicas == 0 && self.is_in_a_track(revision) {
+            return Err(format!(
+                "{revision} leaves while a track's Service selects it"
+            ));
+        }
         if replicas == 0 {
             return match &self.traffic {
                 Some(Traffic::All) => {
@@ -349,7 +375,7 @@ impl Cluster {
         if serving < floor {
             return Err(format!("{serving} pods serve, {floor} are asked for"));
         }
-        Ok(())
+        self.check_route(floor)
     }
 }
 
@@ -434,6 +460,9 @@ fn brief(action: &Action) -> String {
             format!("ScaleDeployment {} x {}", request.name, request.replicas)
         }
         Action::ApplyTraffic(traffic) => format!("ApplyTraffic {traffic:?}"),
+        Action::ApplyTrack(request) => format!("{request:?}"),
+        Action::ApplyRoute(weight) => format!("ApplyRoute {weight} %"),
+        Action::PatchRoute(patch) => format!("PatchRoute {} %", patch.weight),
         Action::ApplyCompanion(request) => format!("ApplyCompanion {:?}", request.companion),
         Action::ApplyJob(job) => format!("ApplyJob {}", job.name),
         Action::Delete(object) => format!("Delete {:?} {}", object.object.kind, object.object.name),

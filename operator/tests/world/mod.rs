@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 
 mod cluster;
 mod faults;
+mod gateway;
 mod invariants;
 mod operator;
 mod places;
@@ -37,6 +38,8 @@ pub struct End {
     pub pods: Vec<(String, i32)>,
     /// What the Service selects.
     pub traffic: String,
+    /// The Services of the tracks, and the weights of the route.
+    pub gateway: String,
     /// Revisions and inputs that failed and are remembered.
     pub failed: Vec<String>,
     /// Whether the spec at the end asks for something that must succeed when nothing disturbs it.
@@ -68,7 +71,7 @@ pub fn run(scenario: &Scenario) -> Result<(End, Said), Failure> {
 
 fn live(scenario: &Scenario, traced: bool) -> Result<(End, Said), Failure> {
     let mut simulation = Simulation {
-        cluster: Cluster::new(scenario.seed, scenario.gpus),
+        cluster: Cluster::new(scenario.seed, scenario.gpus, scenario.traffic),
         operator: Operator::default(),
         pending: scenario.happenings.clone(),
         order: scenario.order,

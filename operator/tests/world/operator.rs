@@ -9,6 +9,7 @@ use mixquant_operator::plan::plan;
 use mixquant_operator::validate::{ValidService, validate};
 
 use super::cluster::{Cluster, moment, second};
+use super::invariants::Done;
 use super::traffic::Scraper;
 
 /// How often something missing is looked for.
@@ -148,7 +149,11 @@ impl Operator {
                 self.die();
                 return Ok(());
             }
-            cluster.act(&valid, &plan, action)?;
+            if cluster.act(&valid, &plan, action)? == Done::Conflict {
+                // It is tried again at once, on what is there then.
+                self.seen = None;
+                break;
+            }
         }
         if crash.is_some() {
             cluster.note(|| "the operator dies after its pass".into());

@@ -51,6 +51,8 @@ pub enum Change {
     Data(u64),
     /// Pods of stable.
     Replicas(i32),
+    /// `spec.traffic`.
+    Traffic(u8),
     /// GPUs of each pod.
     Gpus(usize),
     /// `spec.rollout.surge`.
@@ -109,6 +111,12 @@ pub enum Happening {
     Metrics(MetricFault, i64),
     /// Another service takes so many free GPUs for so many seconds.
     Tenant(usize, i64),
+    /// Someone gives the canary so many percent in the route.
+    EditRoute(i32),
+    /// Someone deletes the service's own route.
+    LoseRoute,
+    /// The gateway takes no change for so many seconds.
+    GatewayDown(i64),
     /// Someone clears the status.
     ClearStatus,
     /// A newer operator renders other templates.
@@ -123,6 +131,8 @@ pub struct Scenario {
     pub seed: u64,
     /// GPUs of the cluster; `None`: always enough.
     pub gpus: Option<usize>,
+    /// Who splits the traffic at first: 0 the ratio of pods, 1 a route of the service's own, 2 a user's.
+    pub traffic: u8,
     /// By rising time.
     pub happenings: Vec<(i64, Happening)>,
     pub order: Order,
@@ -164,7 +174,8 @@ impl Scenario {
         Self {
             seed,
             gpus: gpus(seed),
-            happenings,
+            traffic: traffic(seed),
+            happenings: with_gateway(seed, happenings),
             order: Order::Timed,
         }
     }
@@ -176,6 +187,7 @@ impl Scenario {
         Self {
             seed,
             gpus: gpus(seed),
+            traffic: traffic(seed),
             happenings: (0..count)
                 .map(|_| (0, Happening::Change(change(&mut dice))))
                 .collect(),
@@ -215,9 +227,39 @@ impl Scenario {
     }
 }
 
+/// What happens to a gateway and its routes, among the rest.
+fn with_gateway(seed: u64, mut happenings: Vec<(i64, Happening)>) -> Vec<(i64, Happening)> {
+    if gpus(seed).is_some() {
+        return happenings;
+    }
+    let mut dice = Dice::new(seed ^ 0x6A7E);
+    let last = happenings.last().map_or(1, |(at, _)| at + 1);
+    for _ in 0..dice.below(5) {
+        let happening = match dice.below(6) {
+            0 | 1 => Happening::EditRoute(i32::try_from(dice.below(101)).unwrap()),
+            2 => Happening::LoseRoute,
+            3 | 4 => Happening::GatewayDown(5 + i64::try_from(dice.below(400)).unwrap()),
+            _ => Happening::Change(Change::Traffic(u8::try_from(dice.below(3)).unwrap())),
+        };
+        let at = i64::try_from(dice.below(last.unsigned_abs())).unwrap();
+        happenings.push((at, happening));
+    }
+    happenings.sort_by_key(|(at, _)| *at);
+    happenings
+}
+
 /// Half of all lives are spent where GPUs are scarce.
 fn gpus(seed: u64) -> Option<usize> {
     (seed % 2 == 1).then(|| 1 + usize::try_from(seed / 2 % 6).unwrap())
+}
+
+/// Two thirds of the lives in which GPUs are never scarce begin behind a gateway. Where they are, a stable without a pod loses its share of
+/// the requests behind one, see decision 14.
+fn traffic(seed: u64) -> u8 {
+    match gpus(seed) {
+        Some(_) => 0,
+        None => u8::try_from(seed / 12 % 3).unwrap(),
+    }
 }
 
 fn change(dice: &mut Dice) -> Change {

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use mixquant_crds::Digest;
+use mixquant_crds::report::VerifyReport;
 use mixquant_operator::action::Window;
 use mixquant_operator::counted::Counted;
 use mixquant_operator::histogram::Histogram;
@@ -192,5 +194,21 @@ impl Scraper {
         }
         counted.end(now);
         counted.samples()
+    }
+}
+
+/// What a Job measures of an artifact.
+pub fn measured(artifact: &Digest, bad: bool) -> VerifyReport {
+    let increase = if bad { 7.5 } else { 0.25 };
+    VerifyReport {
+        baseline_perplexity: 8.0,
+        perplexity: 8.0 * (1.0 + increase / 100.0),
+        perplexity_increase_percent: increase,
+        kl_mean: 0.002,
+        kl_p99: 0.02,
+        top1_agreement_percent: 98.0,
+        worst_slice: None,
+        tokens: 4096,
+        artifact_digest: Some(artifact.clone()),
     }
 }

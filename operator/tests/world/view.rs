@@ -5,7 +5,7 @@ use mixquant_crds::{Digest, KvPrecision};
 use mixquant_operator::build::companion;
 use mixquant_operator::observed::{
     CompanionState, Dataset, FrozenRevision, Installation, Observed, ObservedCompanion,
-    ObservedDeployment, ObservedPod, ObservedTraffic, Presence, Traffic,
+    ObservedDeployment, ObservedPod, ObservedTraffic, Presence, Tracks, Traffic,
 };
 
 use super::End;
@@ -48,7 +48,7 @@ impl Cluster {
         let data = self
             .calibration_data
             .map(|data| Digest::of_bytes(&[1, u8::try_from(data).unwrap()]));
-        Observed {
+        let mut observed = Observed {
             service: self.service.clone(),
             calibration_data: match data {
                 Some(digest) => Dataset::Present { digest },
@@ -73,6 +73,9 @@ impl Cluster {
                 selects: (traffic != Traffic::Only("0000000000".into())).then_some(traffic),
                 matches: true,
             }),
+            tracks: Tracks::default(),
+            route: None,
+            old_route: None,
             foreign: Vec::new(),
             room: None,
             installation: Installation::default(),
@@ -87,7 +90,9 @@ impl Cluster {
                     },
                 })
                 .collect(),
-        }
+        };
+        self.show_gateway(&mut observed);
+        observed
     }
 
     fn deployment(
@@ -149,6 +154,7 @@ impl Cluster {
             stable: status.stable.map(|stable| stable.revision),
             pods,
             traffic: format!("{:?}", self.traffic),
+            gateway: self.end_of_gateway(),
             failed,
             good: !self.disturbed
                 && !spec.rollout.paused
