@@ -337,7 +337,7 @@ mod tests {
 
     fn user(content: &str) -> Vec<ChatMessage> {
         vec![ChatMessage {
-            role: "user".to_owned(),
+            role: crate::chat::Role::User,
             content: content.to_owned(),
         }]
     }

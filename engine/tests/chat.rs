@@ -4,7 +4,8 @@
 
 use std::fs;
 
-use mixquant_engine::chat::ChatMessage;
+use mixquant_engine::chat::{ChatMessage, Role};
+use mixquant_engine::dataset::Dataset;
 use mixquant_engine::tokenizer::{Special, Tokenizer};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -134,9 +135,32 @@ fn open(tokenizer: &Value, template: &str) -> (TempDir, Tokenizer) {
     (folder, opened)
 }
 
+/// Writes the role into a control token, as many templates do.
+const ROLES: &str =
+    "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}";
+
+/// Words that would make control tokens, and others.
+fn roles() -> impl Strategy<Value = String> {
+    let known = prop::sample::select(vec!["system", "developer", "user", "assistant", "tool"]);
+    let words = prop::sample::select(vec![
+        "end",
+        "\u{e9}",
+        "END",
+        "user|><|end",
+        "",
+        " user",
+        "User",
+    ]);
+    prop_oneof![
+        known.prop_map(str::to_owned),
+        words.prop_map(str::to_owned),
+        "[a-z|<>_-]{0,8}"
+    ]
+}
+
 fn said(role: &str, content: &str) -> ChatMessage {
     ChatMessage {
-        role: role.to_owned(),
+        role: Role::try_from(role.to_owned()).unwrap(),
         content: content.to_owned(),
     }
 }
@@ -181,6 +205,32 @@ proptest! {
             let prompt = tokenizer.chat_prompt(&messages).unwrap();
             prop_assert_eq!(tokenizer.decode_all(&ids), prompt);
         }
+    }
+
+    #[test]
+    fn a_role_is_one_of_five_words_or_refused_by_line_and_makes_no_other_control_token(
+        role in roles(), content in contents(), special in any::<bool>(),
+    ) {
+        let kind = Kind {
+            special, normalized: false, lstrip: false, rstrip: false, single_word: false, normalizer: 0, unigram: false,
+        };
+        let (folder, tokenizer) = open(&kind.tokenizer(), ROLES);
+        let path = folder.path().join("data.jsonl");
+        let row = json!({"messages": [{"role": role, "content": content}]});
+        fs::write(&path, row.to_string()).unwrap();
+        let windows = Dataset::read(&path).unwrap().windows(&tokenizer, 1000);
+        let written: &[u32] = match role.as_str() {
+            "system" | "developer" => &[4, 1],
+            "user" => &[0, 1],
+            "assistant" => &[2, 1],
+            "tool" => &[1],
+            _ => {
+                let error = windows.unwrap_err().message;
+                prop_assert!(error.contains("line 1") && error.contains("a role must be"), "{error}");
+                return Ok(());
+            }
+        };
+        prop_assert_eq!(controls(&windows.unwrap()[0].ids), written);
     }
 
     #[test]

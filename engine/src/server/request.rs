@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use serde_json::{Value, json};
 
-use crate::chat::ChatMessage;
+use crate::chat::{ChatMessage, Role};
 use crate::sample::Sampling;
 
 use super::error::ApiError;
@@ -324,17 +324,11 @@ pub(super) fn parse_messages(value: Value) -> Result<Vec<ChatMessage>, ApiError>
 fn message(index: usize, value: Value) -> Result<ChatMessage, ApiError> {
     let place = format!("messages[{index}]");
     let mut fields = Fields::of(value, &place)?;
-    let role = match fields.string("role")?.as_deref() {
-        Some("developer") => "system".to_owned(),
-        Some(role @ ("system" | "user" | "assistant" | "tool")) => role.to_owned(),
-        _ => {
-            let name = format!("{place}.role");
-            return Err(ApiError::field(
-                name.clone(),
-                format!("`{name}` must be system, developer, user, assistant or tool"),
-            ));
-        }
-    };
+    let role = fields.string("role")?.unwrap_or_default();
+    let role = Role::try_from(role).map_err(|why| {
+        let name = format!("{place}.role");
+        ApiError::field(name.clone(), format!("`{name}`: {why}"))
+    })?;
     let content = content(&place, fields.take("content"))?;
     // It links a tool's answer to a call; the templates of this model family do not show it.
     fields.ignore(&["tool_call_id"]);

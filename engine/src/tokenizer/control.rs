@@ -11,11 +11,8 @@ use serde_json::Value;
 use tokenizers::Tokenizer as Inner;
 
 use super::{encode, guarded};
-use crate::chat::{ChatMessage, ChatTemplate, Piece};
+use crate::chat::{ChatMessage, ChatTemplate, Piece, Role};
 use crate::error::{Error, Result};
-
-/// The role whose content is the model's own, which templates read: they cut the reasoning out of earlier answers.
-const ASSISTANT: &str = "assistant";
 
 /// The control tokens of a tokenizer, and the tokenizer without them.
 pub(super) struct Controls {
@@ -73,10 +70,10 @@ impl Controls {
                 return Ok(ids);
             }
         } else {
-            // The template looks at contents. It may see those of the model, and others that hold no control token.
+            // The template looks at contents. It may see those of the model, out of which it cuts the reasoning, and others that hold no control token.
             let mut hidden = vec![false; messages.len()];
             for (hidden, message) in hidden.iter_mut().zip(messages) {
-                *hidden = message.role != ASSISTANT && self.found(inner, &message.content)?;
+                *hidden = message.role != Role::Assistant && self.found(inner, &message.content)?;
             }
             let ids = self.pieces(inner, &template.render(messages, |index| hidden[index])?)?;
             if self.only(&ids, &written) {
