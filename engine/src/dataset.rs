@@ -4,6 +4,7 @@
 //! `calibrate` and `verify` call it. It never trusts the file: size, encoding, shape and length are checked, and errors name the line.
 
 pub mod mix;
+mod pieces;
 mod rows;
 mod spread;
 
@@ -109,11 +110,13 @@ impl Dataset {
             .extension()
             .and_then(|extension| extension.to_str())
             .unwrap_or_default();
-        Self::parse(name, extension, &text)
+        Self::parse(name, extension, text)
     }
 
-    fn parse(name: String, extension: &str, text: &str) -> Result<Self> {
-        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    fn parse(name: String, extension: &str, mut text: String) -> Result<Self> {
+        if text.starts_with('\u{feff}') {
+            text.remove(0);
+        }
         if text.trim().is_empty() {
             return Err(Error::data(format!(
                 "{name} is empty: give a text or JSON lines with `text`, `messages`, `tokens`, or `prompt` and `answer`"
@@ -127,11 +130,11 @@ impl Dataset {
         if !json_lines {
             return Ok(Self {
                 name,
-                content: Content::Text(text.to_owned()),
+                content: Content::Text(text),
             });
         }
         Ok(Self {
-            content: Content::Rows(rows(&name, text, rows::parse)?),
+            content: Content::Rows(rows(&name, &text, rows::parse)?),
             name,
         })
     }
@@ -147,7 +150,11 @@ impl Dataset {
             )));
         }
         let windows = match &self.content {
-            Content::Text(text) => text_windows(&tokenizer.ids(text)?, tokenizer.bos(), window),
+            Content::Text(text) => {
+                let ids = pieces::ids(text, tokenizer, pieces::PIECE_BYTES)
+                    .map_err(|error| Error::data(format!("{}: {}", self.name, error.message)))?;
+                text_windows(&ids, tokenizer.bos(), window)
+            }
             Content::Rows(rows) => self.row_windows(rows, tokenizer, window)?,
         };
         if windows.is_empty() {
@@ -285,7 +292,7 @@ mod tests {
     }
 
     fn parse(extension: &str, text: &str) -> Result<Dataset> {
-        Dataset::parse("data".into(), extension, text)
+        Dataset::parse("data".into(), extension, text.to_owned())
     }
 
     fn texts(windows: &[Window]) -> Vec<String> {
