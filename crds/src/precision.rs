@@ -24,13 +24,24 @@ pub enum DecodeScheme {
     FP32,
     /// INT8 weights times INT8 activations (symmetric, one scale a token): the quantised copy serves both phases.
     W8A8,
+    /// A copy of its own: INT4 weights in groups times INT8 activations (symmetric, one scale a token and group); some INT8 where a budget says.
+    W4A8,
+    /// A copy of its own: 4-bit indices into 16 values an output channel, times FP32 activations.
+    LUT4,
+}
+
+impl DecodeScheme {
+    /// Whether tokens are generated from a quantised copy that prefill does not read.
+    pub const fn has_own_copy(self) -> bool {
+        matches!(self, Self::W4A8 | Self::LUT4)
+    }
 }
 
 /// Which forms of the weights stay in memory beside each other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 pub enum WeightCopies {
-    /// The precise weights and the quantised copy.
+    /// The weights that decode reads and the quantised copy for prefill.
     #[default]
     Dual,
     /// The precise weights; the quantised form of a linear is made from them whenever a prompt is read.
@@ -74,11 +85,23 @@ pub struct PrefillPlan {
 }
 
 /// The arithmetic of decode.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DecodePlan {
     /// The scheme of every generated token.
     pub scheme: DecodeScheme,
+    /// Bits a weight that W4A8 may spend where they save most; 4 everywhere, in groups of 128, without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bits_per_weight: Option<f64>,
+}
+
+impl From<DecodeScheme> for DecodePlan {
+    fn from(scheme: DecodeScheme) -> Self {
+        Self {
+            scheme,
+            bits_per_weight: None,
+        }
+    }
 }
 
 /// How keys and values are stored.
@@ -129,7 +152,7 @@ impl PrecisionPlan {
                 scheme: PrefillScheme::Precise,
                 min_prompt_tokens: 1,
             },
-            decode: DecodePlan { scheme },
+            decode: scheme.into(),
             weight_copies: WeightCopies::Dual,
             kv_cache: KvCachePlan {
                 mode: KvCacheMode::Uniform,
@@ -148,9 +171,14 @@ impl PrecisionPlan {
         self.prefill.scheme == PrefillScheme::W8A8 && self.weight_copies != WeightCopies::Single
     }
 
-    /// Whether a quantised copy of the weights is kept, and so is part of an artifact.
-    pub fn keeps_quantised_copy(&self) -> bool {
+    /// Whether a quantised copy of the weights is kept for prefill, and so is part of an artifact.
+    pub fn keeps_prefill_copy(&self) -> bool {
         self.prefill.scheme == PrefillScheme::W8A8 && self.weight_copies != WeightCopies::OnTheFly
+    }
+
+    /// Whether the precise weights of the block linears are ever read.
+    pub fn keeps_precise_linears(&self) -> bool {
+        self.weight_copies != WeightCopies::Single && !self.decode.scheme.has_own_copy()
     }
 
     /// The first thing in the plan that cannot work, named with its fix.
@@ -158,7 +186,11 @@ impl PrecisionPlan {
     /// # Errors
     /// The offending field and what to write instead.
     pub fn check(&self) -> Result<(), String> {
-        let kv = &self.kv_cache;
+        self.check_weights()?;
+        self.check_kv_cache()
+    }
+
+    fn check_weights(&self) -> Result<(), String> {
         if self.prefill.min_prompt_tokens == 0 {
             return Err("prefill.minPromptTokens is 0: write at least 1".into());
         }
@@ -170,6 +202,22 @@ impl PrecisionPlan {
         if self.weight_copies != WeightCopies::Dual && self.prefill.scheme != PrefillScheme::W8A8 {
             return Err("weightCopies says how the quantised copy is kept: with prefill.scheme Precise leave it out".into());
         }
+        if self.weight_copies == WeightCopies::OnTheFly && self.decode.scheme.has_own_copy() {
+            return Err("weightCopies OnTheFly makes the quantised form from precise weights, and decode from a quantised copy keeps none: use Dual".into());
+        }
+        match self.decode.bits_per_weight {
+            Some(_) if self.decode.scheme != DecodeScheme::W4A8 => Err(
+                "decode.bitsPerWeight is a budget for W4A8: leave it out with other schemes".into(),
+            ),
+            Some(bits) if !(bits > 4.0 && bits <= 8.0) => Err(format!(
+                "decode.bitsPerWeight is {bits}: write a number above 4 and at most 8, such as 4.5"
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_kv_cache(&self) -> Result<(), String> {
+        let kv = &self.kv_cache;
         if !(kv.quantile > 0.0 && kv.quantile < 1.0) {
             return Err(format!(
                 "kvCache.quantile is {}: write a number between 0 and 1, such as 0.9",
@@ -213,6 +261,8 @@ mod tests {
             (w8a8, bf16, OnTheFly),
             (w8a8, int8, Single),
             (precise, bf16, Dual),
+            (w8a8, DecodeScheme::W4A8, Dual),
+            (precise, DecodeScheme::LUT4, Dual),
         ] {
             assert_eq!(plan(good.0, good.1, good.2).check(), Ok(()), "{good:?}");
         }
@@ -222,9 +272,27 @@ mod tests {
             (w8a8, int8, OnTheFly),
             (precise, int8, Single),
             (precise, bf16, OnTheFly),
+            (w8a8, DecodeScheme::W4A8, OnTheFly),
+            (w8a8, DecodeScheme::LUT4, Single),
         ] {
             assert!(plan(bad.0, bad.1, bad.2).check().is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_budget_belongs_to_w4a8_and_lies_between_4_and_8_bits() {
+        let budget = |scheme, bits| {
+            let mut plan = PrecisionPlan::precise(scheme);
+            plan.decode.bits_per_weight = Some(bits);
+            plan.check()
+        };
+        assert_eq!(budget(DecodeScheme::W4A8, 4.5), Ok(()));
+        for bits in [4.0, 8.1, f64::NAN, f64::INFINITY] {
+            let why = budget(DecodeScheme::W4A8, bits).unwrap_err();
+            assert!(why.contains("above 4 and at most 8"), "{why}");
+        }
+        let why = budget(DecodeScheme::LUT4, 4.5).unwrap_err();
+        assert!(why.contains("a budget for W4A8"), "{why}");
     }
 
     #[test]

@@ -134,6 +134,7 @@ pub struct ModelSpec {
     validation = Rule::new("self.prefill.scheme == 'W8A8' && !(has(self.weightCopies) && self.weightCopies == 'Single') ? has(self.prefill.minPromptTokens) : !has(self.prefill.minPromptTokens)").message("prefill.minPromptTokens belongs to scheme W8A8 in front of a precise decode: set it there (512 is a good start) and leave it out with Precise and with weightCopies Single"),
     validation = Rule::new("!has(self.weightCopies) || self.prefill.scheme == 'W8A8'").message("precision.weightCopies says how the quantised copy is kept: leave it out with prefill.scheme Precise"),
     validation = Rule::new("(has(self.weightCopies) && self.weightCopies == 'Single') == (self.decode.scheme == 'W8A8')").message("decode.scheme W8A8 and weightCopies Single belong together: one INT8 copy serves prefill and decode"),
+    validation = Rule::new("!(has(self.weightCopies) && self.weightCopies == 'OnTheFly' && self.decode.scheme in ['W4A8', 'LUT4'])").message("weightCopies OnTheFly makes the quantised form from precise weights, and decode from a quantised copy keeps none: use Dual"),
     validation = Rule::new("!has(self.safetyValve) || (self.prefill.scheme == 'W8A8' && self.decode.scheme != 'W8A8')").message("precision.safetyValve guards a quantised prefill in front of a precise decode: leave it out with prefill.scheme Precise and with weightCopies Single")
 )]
 pub struct PrecisionSpec {
@@ -192,9 +193,16 @@ pub struct PrefillSpec {
 /// Generating tokens.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("!has(self.bitsPerWeight) || self.scheme == 'W4A8'").message("decode.bitsPerWeight is a budget for W4A8: leave it out with other schemes")
+)]
 pub struct DecodeSpec {
-    /// `BF16`, `W8A8` where one INT8 copy serves both phases, or `FP32` for the baseline's own arithmetic.
+    /// `BF16`; `W8A8` where one INT8 copy serves both phases; `W4A8` or `LUT4` for a 4-bit copy that calibration makes for decode alone; or `FP32` for the baseline's own arithmetic.
     pub scheme: DecodeScheme,
+    /// Bits a weight, scales included, that calibration spends where they save most: 4 bits in groups of 128, 64 or 32, and 8. Without it 4 bits in groups of 128.
+    #[x_kube(validation = Rule::new("double(self) > 4.0 && double(self) <= 8.0").message("decode.bitsPerWeight must be above 4 and at most 8, such as \"4.5\""))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bits_per_weight: Option<Decimal>,
 }
 
 /// Storing keys and values.

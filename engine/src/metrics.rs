@@ -33,6 +33,8 @@ pub enum PrefillPrecision {
     W8A8,
     BF16,
     FP32,
+    W4A8,
+    LUT4,
 }
 
 impl From<DecodeScheme> for PrefillPrecision {
@@ -41,6 +43,8 @@ impl From<DecodeScheme> for PrefillPrecision {
             DecodeScheme::BF16 => Self::BF16,
             DecodeScheme::W8A8 => Self::W8A8,
             DecodeScheme::FP32 => Self::FP32,
+            DecodeScheme::W4A8 => Self::W4A8,
+            DecodeScheme::LUT4 => Self::LUT4,
         }
     }
 }
@@ -313,6 +317,7 @@ impl Metrics {
         for (copy, bytes) in [
             ("precise", bytes.precise),
             ("quantised", bytes.quantised),
+            ("decode", bytes.decode),
             ("scratch", bytes.scratch),
         ] {
             self.weight_bytes

@@ -71,7 +71,7 @@ fn on_the_fly_takes_less_than_one_layer_more_and_no_second_copy() {
     let mut attach = |model: &mut Model, copies| {
         plan.weight_copies = copies;
         let linears = model.linears_of(&plan);
-        let bytes: usize = linears
+        let bytes: usize = (linears.prefill)
             .iter()
             .map(|linear| linear.weight.out_features * linear.weight.in_features)
             .sum();

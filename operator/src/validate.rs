@@ -296,6 +296,8 @@ fn precision_plan(spec: &MixQuantServiceSpec, problems: &mut Problems) -> Precis
         },
         decode: DecodePlan {
             scheme: precision.decode.scheme,
+            bits_per_weight: (precision.decode.bits_per_weight.as_ref())
+                .map(|bits| problems.decimal("precision.decode.bitsPerWeight", bits)),
         },
         weight_copies: copies,
         kv_cache: kv_cache_plan(&precision.kv_cache, problems),

@@ -14,6 +14,32 @@ pub const SCHEMA_VERSION: u32 = 1;
 /// More files than an artifact can need.
 const MAX_FILES: usize = 10_000;
 
+/// What the names of the decode copy's files begin with; all others are the prefill copy's.
+const DECODE_FILES: &str = "/decode-";
+
+/// What a quantised copy of the block linears is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Quantised prefills.
+    Prefill,
+    /// Decode, where the plan gives it a copy of its own.
+    Decode,
+}
+
+impl Phase {
+    /// The path of one of the copy's files.
+    pub fn path(self, index: usize, count: usize) -> String {
+        let stem = match self {
+            Self::Prefill => "/model-",
+            Self::Decode => DECODE_FILES,
+        };
+        format!(
+            "{ARTIFACT_WEIGHTS}{stem}{:05}-of-{count:05}.safetensors",
+            index + 1
+        )
+    }
+}
+
 /// The list of an artifact's files. `report.json` is not on it: reports and timings are no part of what an artifact is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -111,11 +137,13 @@ impl Manifest {
         self.files.iter().find(|entry| entry.path == path)
     }
 
-    /// The entries below `weights/`.
-    pub fn weights(&self) -> impl Iterator<Item = &FileEntry> {
-        self.files
-            .iter()
-            .filter(|entry| entry.path.starts_with(ARTIFACT_WEIGHTS))
+    /// The entries below `weights/` that hold the copy of this phase.
+    pub fn weights(&self, phase: Phase) -> impl Iterator<Item = &FileEntry> {
+        let decode = phase == Phase::Decode;
+        self.files.iter().filter(move |entry| {
+            (entry.path.strip_prefix(ARTIFACT_WEIGHTS))
+                .is_some_and(|name| name.starts_with(DECODE_FILES) == decode)
+        })
     }
 
     /// The size of all listed files.

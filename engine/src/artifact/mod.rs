@@ -15,12 +15,12 @@ use mixquant_crds::names::{
 use mixquant_crds::{Digest, PrecisionPlan};
 
 use self::golden::Golden;
-use self::manifest::FileEntry;
 pub use self::manifest::Manifest;
+use self::manifest::{FileEntry, Phase};
 use crate::drift::Ranges;
 use crate::error::{Error, Result};
 use crate::files;
-use crate::model::{Importance, Model, QuantisedLinears};
+use crate::model::{Copies, Importance, Model, QuantisedLinears};
 
 /// The manifest, the plan and the thresholds are small; anything larger is not one of them.
 pub(crate) const MAX_JSON_BYTES: u64 = 16 << 20;
@@ -42,7 +42,7 @@ pub struct Artifact {
     manifest: Manifest,
     plan: PrecisionPlan,
     importance: Importance,
-    linears: QuantisedLinears,
+    copies: Copies,
     golden: Option<Golden>,
     ranges: Option<Ranges>,
 }
@@ -78,20 +78,18 @@ impl Artifact {
         // Artifacts made before there were golden answers or ranges have none.
         let golden = folder.json_if_listed(&manifest, ARTIFACT_GOLDEN)?;
         let ranges = folder.json_if_listed(&manifest, ARTIFACT_RANGES)?;
-        let mut linears = Vec::new();
-        for entry in manifest.weights() {
-            let decoded = weights::decode(&folder.file(entry)?)
-                .map_err(|why| damaged(&directory.join(&entry.path), &why))?;
-            linears.extend(decoded);
-        }
-        weights::model_order(&mut linears);
-        let linears = QuantisedLinears::from_tensors(linears)
-            .map_err(|error| damaged(directory, &error.message))?;
-        if plan.keeps_quantised_copy() && linears.iter().next().is_none() {
-            return Err(damaged(
-                directory,
-                "the plan keeps a W8A8 copy and there are no weights",
-            ));
+        let copies = Copies {
+            prefill: folder.copy(&manifest, Phase::Prefill)?,
+            decode: folder.copy(&manifest, Phase::Decode)?,
+        };
+        for (kept, copy, phase) in [
+            (plan.keeps_prefill_copy(), &copies.prefill, "prefill"),
+            (plan.decode.scheme.has_own_copy(), &copies.decode, "decode"),
+        ] {
+            if kept && copy.is_empty() {
+                let why = format!("the plan keeps a copy for {phase} and there are no weights");
+                return Err(damaged(directory, &why));
+            }
         }
         Ok(Self {
             check,
@@ -99,7 +97,7 @@ impl Artifact {
             manifest,
             plan,
             importance,
-            linears,
+            copies,
             golden,
             ranges,
         })
@@ -135,7 +133,7 @@ impl Artifact {
         self.ranges.as_ref()
     }
 
-    /// Gives the W8A8 copy, the thresholds and the plan to the model that they were made for.
+    /// Gives the quantised copies, the thresholds and the plan to the model that they were made for.
     ///
     /// # Errors
     /// Another model, or tensors of another shape.
@@ -152,7 +150,7 @@ impl Artifact {
             let config = model.config();
             ranges.check(config.num_hidden_layers, config.num_key_value_heads)?;
         }
-        model.attach(self.linears, Some(self.importance), self.plan)
+        model.attach(self.copies, Some(self.importance), self.plan)
     }
 }
 
@@ -188,6 +186,19 @@ struct Folder<'a> {
 }
 
 impl Folder<'_> {
+    /// A copy of the block linears, from all of its files.
+    fn copy(&self, manifest: &Manifest, phase: Phase) -> Result<QuantisedLinears> {
+        let mut linears = Vec::new();
+        for entry in manifest.weights(phase) {
+            let decoded = weights::decode(&self.file(entry)?)
+                .map_err(|why| damaged(&self.directory.join(&entry.path), &why))?;
+            linears.extend(decoded);
+        }
+        weights::model_order(&mut linears);
+        QuantisedLinears::from_tensors(linears)
+            .map_err(|error| damaged(self.directory, &error.message))
+    }
+
     fn json<T: serde::de::DeserializeOwned>(&self, manifest: &Manifest, path: &str) -> Result<T> {
         let entry = manifest
             .file(path)

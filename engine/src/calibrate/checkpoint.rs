@@ -1,8 +1,8 @@
 //! Finished layers on disk: what lets a killed quantisation go on instead of beginning again.
 //!
 //! A hidden folder beside the artifacts, named by the digest of everything that the result depends on; a file a layer, named by its content, written
-//! whole or not at all. What cannot be read is made again. [`Checkpoints::finish`] removes the folder; folders of other inputs whose run is dead go
-//! when the next run begins.
+//! whole or not at all. What cannot be read is made again. [`Checkpoints::finish`] removes the folder and what dead runs left; folders of another model
+//! or other texts whose run is dead go when the next run begins. Those of the same stay until then: one run makes several copies.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -42,10 +42,11 @@ impl Checkpoints {
         texts: &[Window],
         assignment: &Assignment,
     ) -> Result<Self> {
-        let name = format!("{PREFIX}{}", &key(model, texts, assignment).hex()[..32]);
-        let folder = root.join(&name);
+        let inputs = format!("{PREFIX}{}-", &inputs(model, texts).hex()[..16]);
+        let made = Digest::of_bytes(format!("{assignment:?}").as_bytes());
+        let folder = root.join(format!("{inputs}{}", &made.hex()[..16]));
         fs::create_dir_all(&folder).map_err(|error| failed(&folder, &error))?;
-        remove_stale(root, &name);
+        remove_stale(root, Some(&inputs));
         let lock = File::create(folder.join(LOCK)).map_err(|error| failed(&folder, &error))?;
         if let Err(fs::TryLockError::WouldBlock) = lock.try_lock() {
             return Err(Error::storage(format!(
@@ -104,6 +105,9 @@ impl Checkpoints {
     /// The result is elsewhere now.
     pub fn finish(self) {
         let _stays = fs::remove_dir_all(&self.folder);
+        if let Some(root) = self.folder.parent() {
+            remove_stale(root, None);
+        }
     }
 }
 
@@ -116,10 +120,10 @@ fn file_name(layer: usize, content: &[u8]) -> String {
     format!("{}{}.safetensors", layer_prefix(layer), digest.hex())
 }
 
-/// Everything that the result depends on.
-fn key(model: &Digest, texts: &[Window], assignment: &Assignment) -> Digest {
+/// Everything that the result depends on but for what is made of it.
+fn inputs(model: &Digest, texts: &[Window]) -> Digest {
     let mut hash = Sha256::new();
-    hash.update(format!("{VERSION} {} {assignment:?}\n", model.as_str()));
+    hash.update(format!("{VERSION} {}\n", model.as_str()));
     for text in texts {
         hash.update((text.ids.len() as u64).to_le_bytes());
         for id in &text.ids {
@@ -129,15 +133,15 @@ fn key(model: &Digest, texts: &[Window], assignment: &Assignment) -> Digest {
     Digest::of_bytes(&hash.finalize())
 }
 
-/// Removes the folders of other inputs that no living process holds.
-fn remove_stale(root: &Path, own: &str) {
+/// Removes the folders that no living process holds, but for those whose names begin with `kept`.
+fn remove_stale(root: &Path, kept: Option<&str>) {
     let Ok(entries) = fs::read_dir(root) else {
         return;
     };
     for entry in entries.flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        if !name.starts_with(PREFIX) || name == own {
+        if !name.starts_with(PREFIX) || kept.is_some_and(|kept| name.starts_with(kept)) {
             continue;
         }
         let lock = files::open(&entry.path().join(LOCK));
@@ -198,6 +202,22 @@ mod tests {
         }
         let left = fs::read_dir(root.path()).unwrap().count();
         assert_eq!(left, 1, "folders of dead runs go");
+    }
+
+    #[test]
+    fn what_else_is_made_of_the_same_texts_stays_until_the_run_is_finished() {
+        let root = tempfile::tempdir().unwrap();
+        let killed = open(root.path(), &[1, 2], Scheme::W8A8).unwrap();
+        killed.save(0, &layer()).unwrap();
+        drop(killed);
+        let other = open(root.path(), &[1, 2], Scheme::FP8).unwrap();
+        let again = open(root.path(), &[1, 2], Scheme::W8A8).unwrap();
+        assert_eq!(again.load(0), Some(layer()));
+        other.finish();
+        assert_eq!(again.load(0), Some(layer()), "a living run's folder stays");
+        drop(again);
+        open(root.path(), &[1, 2], Scheme::FP8).unwrap().finish();
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Calibration: measures attention, quantises the prefill copy, writes the artifact and verifies it, in one run.
+//! Calibration: measures attention, quantises the copies for prefill and decode, writes the artifact and verifies it, in one run.
 //!
 //! The same model, data and plan give the same artifact digest, except that a threshold which is to be measured depends on the machine.
 //! `cli::calibrate` calls it; it prints nothing.
@@ -11,14 +11,12 @@ pub mod quantisers;
 pub mod sensitivity;
 pub mod statistics;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use mixquant_crds::names::{
-    ARTIFACT_ATTENTION, ARTIFACT_GOLDEN, ARTIFACT_PLAN, ARTIFACT_RANGES, ARTIFACT_WEIGHTS,
-};
+use mixquant_crds::names::{ARTIFACT_ATTENTION, ARTIFACT_GOLDEN, ARTIFACT_PLAN, ARTIFACT_RANGES};
 use mixquant_crds::{
-    CalibrationReport, DecodePlan, DecodeScheme, Digest, KvCacheMode, KvCachePlan, KvPrecision,
-    PrecisionPlan, PrefillPlan, PrefillScheme, WeightCopies,
+    CalibrationReport, DecodeScheme, Digest, KvCacheMode, KvCachePlan, KvPrecision, PrecisionPlan,
+    PrefillPlan, PrefillScheme, WeightCopies,
 };
 use serde::Serialize;
 
@@ -27,13 +25,16 @@ use self::collect::Collector;
 use self::quantise::{Assignment, quantise};
 use self::quantisers::{Quantiser, Recipe};
 use crate::artifact::golden::Golden;
+use crate::artifact::manifest::Phase;
 use crate::artifact::store::{self, Draft, Published, write_report};
 use crate::artifact::{Artifact, Check, weights};
 use crate::dataset::mix::{Mix, mixed};
 use crate::dataset::{Dataset, Window, sample, sample_of_round};
 use crate::drift::{Ranges, Seen};
 use crate::error::{Error, Result};
-use crate::model::{Chunk, Importance, LogitRows, Model, Pass, QuantisedLinears, Workspace};
+use crate::model::{
+    Chunk, Copies, Importance, LogitRows, Model, Pass, QuantisedLinears, Workspace, decode_scheme,
+};
 use crate::progress::Progress;
 use crate::quant::Scheme;
 use crate::tokenizer::Tokenizer;
@@ -65,6 +66,8 @@ pub struct Options {
     pub evaluation_sequence_length: usize,
     /// How the prefill copy is made.
     pub quantiser: Quantiser,
+    /// How decode's own copy is made; without a name as suits its scheme.
+    pub decode_quantiser: Option<Quantiser>,
     /// Refuse any other model.
     pub expected_model: Option<Digest>,
     /// Which of the texts are read, where there are more than `samples`: 0, and one more with each recalibration.
@@ -87,9 +90,7 @@ pub fn default_plan() -> PrecisionPlan {
             scheme: PrefillScheme::W8A8,
             min_prompt_tokens: 512,
         },
-        decode: DecodePlan {
-            scheme: DecodeScheme::BF16,
-        },
+        decode: DecodeScheme::BF16.into(),
         weight_copies: WeightCopies::Dual,
         kv_cache: KvCachePlan {
             mode: KvCacheMode::AttentionMixedPrecision,
@@ -194,44 +195,52 @@ fn make(
     texts: &[Window],
     progress: &Progress,
 ) -> Result<(Published, Ranges)> {
-    let (linears, saved) = quantised((options, plan), model, texts, progress)?;
-    let draft = Draft::new(&options.out, weights::expected_bytes(&linears))?;
+    let (prefill, saved_prefill) = prefill_copy((options, plan), model, texts, progress)?;
+    let (decode, saved_decode) = decode_copy((options, plan), model, texts, progress)?;
+    let copies = Copies { prefill, decode };
+    let bytes = [&copies.prefill, &copies.decode].map(weights::expected_bytes);
+    let draft = Draft::new(&options.out, bytes.iter().sum())?;
     let mut draft = draft.owned_by(options.owner.clone());
     // The weights come first: a volume that is too small shows before the long part.
-    let shards = weights::shards(&linears);
-    let mut stage = progress.stage("writing", shards.len());
-    for (index, shard) in shards.iter().enumerate() {
-        let name = format!(
-            "{ARTIFACT_WEIGHTS}/model-{:05}-of-{:05}.safetensors",
-            index + 1,
-            shards.len()
-        );
-        draft.write(&name, &weights::encode(shard))?;
-        stage.advance()?;
-    }
-    drop(stage);
+    write_copy(&mut draft, Phase::Prefill, &copies.prefill, progress)?;
+    write_copy(&mut draft, Phase::Decode, &copies.decode, progress)?;
     let (importance, ranges) = measure(model, plan, texts, progress)?;
     draft.write(ARTIFACT_ATTENTION, &json(&importance))?;
     draft.write(ARTIFACT_RANGES, &json(&ranges))?;
     draft.write(ARTIFACT_PLAN, &json(plan))?;
-    model.attach(linears, Some(importance), plan.clone())?;
+    model.attach(copies, Some(importance), plan.clone())?;
     let beginnings = texts.iter().map(|text| &text.ids[..]);
     draft.write(ARTIFACT_GOLDEN, &json(&Golden::of(model, beginnings)?))?;
     let published = draft.publish(model.digest().clone())?;
-    if let Some(saved) = saved {
+    for saved in [saved_prefill, saved_decode].into_iter().flatten() {
         saved.finish();
     }
     Ok((published, ranges))
 }
 
+fn write_copy(
+    draft: &mut Draft,
+    phase: Phase,
+    linears: &QuantisedLinears,
+    progress: &Progress,
+) -> Result<()> {
+    let shards = weights::shards(linears);
+    let mut stage = progress.stage("writing", shards.len());
+    for (index, shard) in shards.iter().enumerate() {
+        draft.write(&phase.path(index, shards.len()), &weights::encode(shard))?;
+        stage.advance()?;
+    }
+    Ok(())
+}
+
 /// The prefill copy, and the finished layers that it may have been made from.
-fn quantised(
+fn prefill_copy(
     (options, plan): (&Options, &PrecisionPlan),
     model: &mut Model,
     texts: &[Window],
     progress: &Progress,
 ) -> Result<(QuantisedLinears, Option<Checkpoints>)> {
-    if !plan.keeps_quantised_copy() {
+    if !plan.keeps_prefill_copy() {
         if plan.has_switch() && options.quantiser.needs_data() {
             return Err(Error::plan(
                 "weightCopies OnTheFly rounds to nearest while a prompt is read: use --quantiser rtn, or keep a copy with Dual",
@@ -243,14 +252,56 @@ fn quantised(
         scheme: Scheme::W8A8,
         quantiser: options.quantiser,
     });
+    copy_as(&assignment, &options.out, model, texts, progress)
+}
+
+/// Decode's own copy, likewise.
+fn decode_copy(
+    (options, plan): (&Options, &PrecisionPlan),
+    model: &mut Model,
+    texts: &[Window],
+    progress: &Progress,
+) -> Result<(QuantisedLinears, Option<Checkpoints>)> {
+    let Some(scheme) = decode_scheme(plan.decode.scheme) else {
+        if options.decode_quantiser.is_some() {
+            return Err(Error::plan(
+                "--decode-quantiser makes a copy for decode alone, and the plan's decode.scheme has none: use W4A8 or LUT4, or leave it out",
+            ));
+        }
+        return Ok((QuantisedLinears::none(), None));
+    };
+    let quantiser = options.decode_quantiser;
+    let recipe = Recipe {
+        scheme,
+        quantiser: quantiser.unwrap_or_else(|| Quantiser::suiting(scheme)),
+    };
+    recipe.check()?;
+    let mut assignment = Assignment::uniform(recipe);
+    if let Some(bits) = plan.decode.bits_per_weight {
+        let sensitivities = sensitivity::measure(model, texts, progress)?;
+        assignment = sensitivity::assign(&sensitivities, bits, recipe)?;
+        for line in sensitivity::describe(&assignment, model.config().num_hidden_layers) {
+            progress.note(&line);
+        }
+    }
+    copy_as(&assignment, &options.out, model, texts, progress)
+}
+
+fn copy_as(
+    assignment: &Assignment,
+    out: &Path,
+    model: &mut Model,
+    texts: &[Window],
+    progress: &Progress,
+) -> Result<(QuantisedLinears, Option<Checkpoints>)> {
+    let quantiser = assignment.recipe.quantiser;
     assignment.recipe.check()?;
     // Rounding to nearest takes less time than keeping layers would.
-    let saved = options
-        .quantiser
+    let saved = quantiser
         .needs_data()
-        .then(|| Checkpoints::open(&options.out, model.digest(), texts, &assignment))
+        .then(|| Checkpoints::open(out, model.digest(), texts, assignment))
         .transpose()?;
-    let linears = quantise(model, texts, &assignment, saved.as_ref(), progress)?;
+    let linears = quantise(model, texts, assignment, saved.as_ref(), progress)?;
     Ok((linears, saved))
 }
 

@@ -55,6 +55,12 @@ pub struct Arguments {
     /// How the W8A8 copy is made: rtn, smoothquant, gptq or awq.
     #[arg(long, value_name = "NAME", default_value = "rtn")]
     pub quantiser: Quantiser,
+    /// How decode's own copy is made, with decode.scheme W4A8 (gptq by default, awq or rtn) or LUT4 (lut by default, or rtn).
+    #[arg(long, value_name = "NAME")]
+    pub decode_quantiser: Option<Quantiser>,
+    /// Bits a weight that decode.scheme W4A8 may spend where they save most, instead of the plan's bitsPerWeight.
+    #[arg(long, value_name = "BITS")]
+    pub budget_bpw: Option<f64>,
     /// Refuse any other model.
     #[arg(long, value_name = "DIGEST")]
     pub expect_model_digest: Option<Digest>,
@@ -87,14 +93,15 @@ fn parse_owner(text: &str) -> Result<String, String> {
 /// # Errors
 /// Whatever kept the artifact from being made.
 pub fn run(arguments: &Arguments) -> error::Result<()> {
+    let mut plan = (arguments.plan.clone()).unwrap_or_else(calibrate::default_plan);
+    if arguments.budget_bpw.is_some() {
+        plan.decode.bits_per_weight = arguments.budget_bpw;
+    }
     let options = calibrate::Options {
         model: arguments.model.clone(),
         data: arguments.data.clone(),
         out: arguments.out.clone(),
-        plan: arguments
-            .plan
-            .clone()
-            .unwrap_or_else(calibrate::default_plan),
+        plan,
         samples: arguments.samples,
         mix: arguments.mix.clone(),
         round: arguments.round,
@@ -107,6 +114,7 @@ pub fn run(arguments: &Arguments) -> error::Result<()> {
             .eval_sequence_length
             .unwrap_or(arguments.sequence_length),
         quantiser: arguments.quantiser,
+        decode_quantiser: arguments.decode_quantiser,
         expected_model: arguments.expect_model_digest.clone(),
         min_prompt_tokens: arguments.min_prompt_tokens,
     };

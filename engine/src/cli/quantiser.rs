@@ -6,7 +6,7 @@ use crate::calibrate::quantisers::awq::Awq;
 use crate::calibrate::quantisers::gptq::{ActOrder, Gptq};
 use crate::calibrate::quantisers::{Quantiser, Recipe};
 use crate::error::{Error, Result};
-use crate::quant::{ActivationFormat, Scheme, WeightFormat};
+use crate::quant::Scheme;
 
 /// Which quantiser makes the weights, and how.
 #[derive(Debug, Clone, Args)]
@@ -41,7 +41,7 @@ impl Quantising {
                 self.damp
             )));
         }
-        let quantiser = match self.quantiser.unwrap_or_else(|| default_for(scheme)) {
+        let quantiser = match self.quantiser.unwrap_or_else(|| Quantiser::suiting(scheme)) {
             Quantiser::Gptq(_) => Quantiser::Gptq(Gptq {
                 damp: self.damp,
                 act_order: self.act_order,
@@ -55,15 +55,6 @@ impl Quantising {
         let recipe = Recipe { scheme, quantiser };
         recipe.check()?;
         Ok(recipe)
-    }
-}
-
-fn default_for(scheme: Scheme) -> Quantiser {
-    match (scheme.weights, scheme.activations) {
-        (WeightFormat::Int4 { .. }, _) => Quantiser::Gptq(Gptq::default()),
-        (WeightFormat::Lut4, _) => Quantiser::Lut,
-        (WeightFormat::Int8, ActivationFormat::Int8) => Quantiser::SmoothQuant,
-        (WeightFormat::Int8 | WeightFormat::Fp8, _) => Quantiser::Rtn,
     }
 }
 

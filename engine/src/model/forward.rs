@@ -20,11 +20,23 @@ const ROWS: usize = 16;
 const ADDED: usize = 1 << 14;
 
 impl Arithmetic {
+    /// Of the block linears while tokens are generated.
+    pub(super) fn decode(scheme: DecodeScheme) -> Self {
+        match scheme {
+            DecodeScheme::W8A8 => Self::Prefill,
+            DecodeScheme::W4A8 | DecodeScheme::LUT4 => Self::Decode,
+            DecodeScheme::BF16 | DecodeScheme::FP32 => Self::precise(scheme),
+        }
+    }
+
+    /// Of everything else.
     pub(super) fn precise(scheme: DecodeScheme) -> Self {
         match scheme {
             DecodeScheme::FP32 => Self::Fp32,
-            // What is not a block linear stays BF16 beside INT8 linears.
-            DecodeScheme::BF16 | DecodeScheme::W8A8 => Self::Bf16,
+            // What is not a block linear stays BF16 beside quantised linears.
+            DecodeScheme::BF16 | DecodeScheme::W8A8 | DecodeScheme::W4A8 | DecodeScheme::LUT4 => {
+                Self::Bf16
+            }
         }
     }
 }

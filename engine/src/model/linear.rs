@@ -31,8 +31,10 @@ pub(super) enum Arithmetic {
     Fp32,
     /// The precise weights; dense ones with inputs rounded to BF16.
     Bf16,
-    /// The quantised copy.
-    Quantised,
+    /// The prefill copy.
+    Prefill,
+    /// The decode copy.
+    Decode,
 }
 
 /// The rows that come into one or several linears.
@@ -204,17 +206,12 @@ pub(super) fn linear(
     input: &mut Input<'_>,
     dst: &mut [f32],
 ) {
-    if input.arithmetic == Arithmetic::Quantised {
-        let made;
-        let weights = if let Some(weights) = &linear.quantised {
-            weights
-        } else {
-            // Gone again with the product: one linear's form is all that is ever made.
-            made = linear.packed();
-            &made
-        };
-        let scale = linear.input_scale.as_deref();
-        matmul_packed(backend, (weights, scale), input, dst);
+    if let Some(copy) = linear.copy(input.arithmetic) {
+        let scale = copy.input_scale.as_deref();
+        matmul_packed(backend, (&copy.weights, scale), input, dst);
+    } else if input.arithmetic == Arithmetic::Prefill {
+        // Gone again with the product: one linear's form is all that is ever made.
+        matmul_packed(backend, (&linear.packed(), None), input, dst);
     } else if let Some(simulated) = &linear.simulated {
         simulated.run(backend, input.x, dst);
     } else {

@@ -27,8 +27,8 @@ pub(crate) use self::checkpoint::random_values;
 use self::checkpoint::{Checkpoint, Random, Requantised};
 pub(crate) use self::checkpoint::{SHARD_INDEX, SINGLE_SHARD, map, shards_of_index};
 pub use self::config::Config;
-use self::copies::Rounded;
-pub use self::copies::WeightBytes;
+use self::copies::{Attached, Rounded};
+pub use self::copies::{Copies, WeightBytes, decode_scheme};
 pub(crate) use self::digest::FILES as CONFIGURATION_FILES;
 use self::linear::Arithmetic;
 use self::rope::Rope;
@@ -47,7 +47,7 @@ use crate::{Error, Result};
 pub enum Pass {
     /// The quantised form of the block linears: the attached copy, or made on the way from the precise weights.
     Prefill,
-    /// The arithmetic of the plan's decode scheme: the precise weights, unless one INT8 copy serves both phases.
+    /// The arithmetic of the plan's decode scheme: the precise weights, unless tokens are generated from a quantised copy.
     Precise,
 }
 
@@ -165,6 +165,7 @@ pub struct Model {
     stored: StoredFacts,
     plan: PrecisionPlan,
     weights: Weights,
+    attached: Attached,
     /// Of layers that see the whole context, and then of those with a window where they have their own.
     ropes: Vec<Rope>,
     importance: Option<Arc<Importance>>,
@@ -234,6 +235,7 @@ impl Model {
             stored,
             plan: PrecisionPlan::precise(DecodeScheme::BF16),
             weights,
+            attached: Attached::default(),
             importance: None,
             backend: kernels::detect(),
         })
@@ -271,8 +273,8 @@ impl Model {
 
     /// Bytes of weights that one decoded token reads.
     pub fn bytes_a_token(&self) -> usize {
-        let quantised = self.plan.decode.scheme == DecodeScheme::W8A8;
-        self.weights.read_bytes(quantised)
+        let blocks = Arithmetic::decode(self.plan.decode.scheme);
+        self.weights.read_bytes(blocks)
     }
 
     /// Obeys another plan from now on. Caches made before keep the old one.
@@ -280,11 +282,7 @@ impl Model {
     /// # Errors
     /// A plan that cannot work with what is attached.
     pub fn set_plan(&mut self, plan: PrecisionPlan) -> Result<()> {
-        check_plan(
-            &plan,
-            self.weights.is_quantised(),
-            self.importance.is_some(),
-        )?;
+        check_plan(&plan, self.attached, self.importance.is_some())?;
         self.weights.round(Rounded {
             linears: plan.decode.scheme == DecodeScheme::BF16,
             others: plan.decode.scheme != DecodeScheme::FP32,
@@ -293,28 +291,27 @@ impl Model {
         Ok(())
     }
 
-    /// Takes what an artifact holds: the W8A8 copy of the block linears (or none), the importance thresholds and the plan.
+    /// Takes what an artifact holds: the quantised copies of the block linears (or none), the importance thresholds and the plan.
     ///
     /// # Errors
     /// Tensors or thresholds that do not fit this model. Nothing is changed then.
     pub fn attach(
         &mut self,
-        quantised: QuantisedLinears,
+        copies: impl Into<Copies>,
         thresholds: Option<Importance>,
         plan: PrecisionPlan,
     ) -> Result<()> {
-        check_plan(
-            &plan,
-            quantised.iter().next().is_some(),
-            thresholds.is_some(),
-        )?;
+        let copies = copies.into();
+        let attached = Attached::of(&copies, plan.decode.scheme);
+        check_plan(&plan, attached, thresholds.is_some())?;
         if let Some(thresholds) = &thresholds {
             thresholds.check(
                 self.config.num_hidden_layers,
                 self.config.num_key_value_heads,
             )?;
         }
-        self.weights.attach(quantised)?;
+        self.weights.attach(copies, &plan.decode)?;
+        self.attached = attached;
         self.importance = thresholds.map(Arc::new);
         self.set_plan(plan)
     }
@@ -324,12 +321,18 @@ impl Model {
         self.weights.quantise()
     }
 
-    /// What has to be attached for a plan without an artifact: all block linears rounded to nearest where it keeps a quantised copy, else none.
-    pub fn linears_of(&self, plan: &PrecisionPlan) -> QuantisedLinears {
-        if plan.keeps_quantised_copy() {
-            self.quantise_linears()
-        } else {
-            QuantisedLinears::none()
+    /// What has to be attached for a plan without an artifact: all block linears rounded to nearest for each copy that it keeps.
+    pub fn linears_of(&self, plan: &PrecisionPlan) -> Copies {
+        let decode = decode_scheme(plan.decode.scheme);
+        Copies {
+            prefill: if plan.keeps_prefill_copy() {
+                self.quantise_linears()
+            } else {
+                QuantisedLinears::none()
+            },
+            decode: decode.map_or_else(QuantisedLinears::none, |scheme| {
+                self.weights.quantise_as(scheme)
+            }),
         }
     }
 
@@ -360,16 +363,13 @@ impl Model {
         tap: Option<&mut dyn Tap>,
     ) -> Result<&'w [f32]> {
         self.check_chunks(chunks)?;
-        let quantised = match pass {
-            Pass::Prefill => {
-                self.weights.is_quantised() || self.plan.weight_copies == WeightCopies::OnTheFly
+        let blocks = match pass {
+            Pass::Prefill
+                if self.attached.prefill || self.plan.weight_copies == WeightCopies::OnTheFly =>
+            {
+                Arithmetic::Prefill
             }
-            Pass::Precise => self.plan.decode.scheme == DecodeScheme::W8A8,
-        };
-        let blocks = if quantised {
-            Arithmetic::Quantised
-        } else {
-            Arithmetic::precise(self.plan.decode.scheme)
+            Pass::Prefill | Pass::Precise => Arithmetic::decode(self.plan.decode.scheme),
         };
         // Inside the pool from the start: each product then only splits, instead of waking the pool up.
         rayon::scope(|_| self.run(blocks, chunks, workspace, tap));
@@ -389,12 +389,19 @@ impl Model {
 }
 
 /// Whether a plan can work with what is attached.
-fn check_plan(plan: &PrecisionPlan, quantised: bool, importance: bool) -> Result<()> {
+fn check_plan(plan: &PrecisionPlan, attached: Attached, importance: bool) -> Result<()> {
     plan.check().map_err(Error::plan)?;
-    if plan.keeps_quantised_copy() && !quantised {
-        return Err(Error::plan(
-            "prefill.scheme W8A8 needs quantised weights: calibrate and give the artifact",
-        ));
+    let missing = if plan.keeps_prefill_copy() && !attached.prefill {
+        Some("prefill.scheme W8A8".to_owned())
+    } else {
+        let scheme = plan.decode.scheme;
+        (scheme.has_own_copy() && attached.decode != Some(scheme))
+            .then(|| format!("decode.scheme {scheme:?}"))
+    };
+    if let Some(scheme) = missing {
+        return Err(Error::plan(format!(
+            "{scheme} needs quantised weights: calibrate and give the artifact"
+        )));
     }
     if plan.kv_cache.mode == KvCacheMode::AttentionMixedPrecision && !importance {
         return Err(Error::plan(

@@ -8,7 +8,7 @@ use super::copies::Rounded;
 use super::simulated::Simulated;
 use super::weight::Weight;
 use crate::kernels::Packed;
-use crate::quant::{QuantisedLinear, QuantisedLinears, QuantisedWeight};
+use crate::quant::QuantisedWeight;
 use crate::{Error, Result};
 
 /// One matrix product, with its precise weights and, when attached, their quantised copy.
@@ -18,13 +18,22 @@ pub(super) struct Linear {
     pub(super) name: String,
     pub(super) weight: Weight,
     pub(super) bias: Option<Vec<f32>>,
-    pub(super) quantised: Option<Packed>,
-    /// What the input of the quantised copy is divided by.
-    pub(super) input_scale: Option<Vec<f32>>,
+    /// What quantised prefills read.
+    pub(super) prefill: Option<PackedCopy>,
+    /// What decode reads, where that is neither the precise weights nor the prefill copy.
+    pub(super) decode: Option<PackedCopy>,
     /// Computes in place of everything else, while a scheme is simulated.
     pub(super) simulated: Option<Simulated>,
     pub(super) out_features: usize,
     pub(super) in_features: usize,
+}
+
+/// A quantised copy of one linear.
+#[derive(Debug)]
+pub(super) struct PackedCopy {
+    pub(super) weights: Packed,
+    /// What its input is divided by.
+    pub(super) input_scale: Option<Vec<f32>>,
 }
 
 /// One block.
@@ -171,8 +180,8 @@ impl Found {
             weight: Weight::new(&self.name, self.weight)?,
             name: self.name,
             bias: self.bias,
-            quantised: None,
-            input_scale: None,
+            prefill: None,
+            decode: None,
             simulated: None,
             out_features,
             in_features,
@@ -319,82 +328,4 @@ impl Weights {
             head.round(wanted.others);
         }
     }
-
-    /// Rounds every block linear to INT8.
-    pub(super) fn quantise(&self) -> QuantisedLinears {
-        let linears = self.linears().map(|linear| {
-            let quantised = linear.quantise();
-            // A plan that keeps the precise weights too reads them again; one that does not has them in memory no longer.
-            linear.weight.release();
-            quantised
-        });
-        QuantisedLinears::from_tensors(linears.collect())
-            .expect("rounding finite weights gives whole tensors with positive scales")
-    }
-
-    /// Takes the INT8 copies: exactly the block linears of this model, or none at all.
-    pub(super) fn attach(&mut self, quantised: QuantisedLinears) -> Result<()> {
-        let mut tensors: std::collections::HashMap<String, QuantisedLinear> =
-            std::collections::HashMap::new();
-        for tensor in quantised.into_tensors() {
-            if let Some(twice) = tensors.insert(tensor.name.clone(), tensor) {
-                return Err(Error::artifact(format!(
-                    "{}: is in the artifact twice: calibrate again",
-                    twice.name
-                )));
-            }
-        }
-        let attached = !tensors.is_empty();
-        let mut packed = Vec::new();
-        for linear in self.linears().filter(|_| attached) {
-            let Some(tensor) = tensors.remove(&linear.name) else {
-                return Err(Error::artifact(format!(
-                    "{}: is missing from the artifact: calibrate this model",
-                    linear.name
-                )));
-            };
-            linear.check_shape(&tensor.weight)?;
-            if !tensor.weight.is_w8() {
-                return Err(Error::artifact(format!(
-                    "{}: is not symmetric INT8 with one scale an output channel, which W8A8 needs: calibrate again",
-                    linear.name
-                )));
-            }
-            let weight = Packed::new(&tensor.name, &tensor.weight)?;
-            packed.push((weight, tensor.input_scale));
-        }
-        if let Some(name) = tensors.keys().min() {
-            return Err(Error::artifact(format!(
-                "{name}: is in the artifact but not in the model: calibrate this model"
-            )));
-        }
-        check_shared(&packed)?;
-        let mut packed = packed.into_iter();
-        for linear in self.layers.iter_mut().flat_map(Layer::linears_mut) {
-            let (weight, scale) = packed.next().unzip();
-            linear.quantised = weight;
-            linear.input_scale = scale.flatten();
-        }
-        Ok(())
-    }
-
-    /// Whether the INT8 copies are there.
-    pub(super) fn is_quantised(&self) -> bool {
-        self.linears()
-            .next()
-            .is_some_and(|linear| linear.quantised.is_some())
-    }
-}
-
-/// Linears that read the same input get it divided once.
-fn check_shared(packed: &[(Packed, Option<Vec<f32>>)]) -> Result<()> {
-    for layer in packed.chunks_exact(7) {
-        let shares = |one: usize, two: usize| layer[one].1 == layer[two].1;
-        if !(shares(0, 1) && shares(0, 2) && shares(4, 5)) {
-            return Err(Error::artifact(
-                "q, k and v, or gate and up, of one layer divide their common input differently: calibrate again",
-            ));
-        }
-    }
-    Ok(())
 }

@@ -96,6 +96,11 @@ impl QuantisedLinears {
         Self(Vec::new())
     }
 
+    /// Whether there is no copy.
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The linears in the model's order.
     pub fn iter(&self) -> std::slice::Iter<'_, QuantisedLinear> {
         self.0.iter()

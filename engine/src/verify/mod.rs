@@ -91,6 +91,10 @@ fn prepare(model: &mut Model, options: &Options) -> Result<Option<Digest>> {
         return Err(Error::plan(
             "kvCache.mode AttentionMixedPrecision needs thresholds that calibration measures: give --artifact or use Uniform",
         ));
+    } else if plan.decode.bits_per_weight.is_some() {
+        return Err(Error::plan(
+            "decode.bitsPerWeight is spent by calibration: give --artifact, or leave it out to measure 4 bits everywhere",
+        ));
     } else {
         let linears = model.linears_of(&plan);
         model.attach(linears, None, plan)?;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use mixquant_crds::{DecodeScheme, PrecisionPlan, PrefillScheme};
 use mixquant_engine::calibrate;
+use mixquant_engine::calibrate::quantisers::Quantiser;
 use mixquant_engine::server::Options;
 use serde_json::{Value, json};
 
@@ -69,6 +70,35 @@ fn the_quantised_copy_reads_long_prompts_only() {
     let count = |labels: &str| with.metric("mixquant_prefill_precision_total", labels);
     assert!((count("precision=\"W8A8\",reason=\"length\"") - 1.0).abs() < 1e-9);
     assert!((count("precision=\"BF16\",reason=\"short\"") - 1.0).abs() < 1e-9);
+}
+
+/// Goal: tokens come from the copy that the plan gives decode, and it is counted. Method: metrics after a short and a long prompt.
+#[test]
+fn a_copy_for_decode_is_served_named_and_counted() {
+    let out = tempfile::tempdir().unwrap();
+    let mut plan = calibrate::default_plan();
+    plan.prefill.min_prompt_tokens = MIN_PROMPT_TOKENS;
+    plan.decode.scheme = DecodeScheme::W4A8;
+    let with = Server::start(Options {
+        artifact: Some(jobs::artifact(&calibrate::Options {
+            decode_quantiser: Some(Quantiser::Rtn),
+            ..jobs::options(out.path(), plan)
+        })),
+        ..options()
+    });
+    let short = MIN_PROMPT_TOKENS - 1;
+    assert_ne!(
+        likelihoods(&with, short),
+        likelihoods(Server::common(), short),
+        "short prompts are read by the decode copy"
+    );
+    likelihoods(&with, MIN_PROMPT_TOKENS);
+    let count = |labels: &str| with.metric("mixquant_prefill_precision_total", labels);
+    assert!((count("precision=\"W8A8\",reason=\"length\"") - 1.0).abs() < 1e-9);
+    assert!((count("precision=\"W4A8\",reason=\"short\"") - 1.0).abs() < 1e-9);
+    let bytes = |copy: &str| with.metric("mixquant_weight_bytes", &format!("copy=\"{copy}\""));
+    let share = bytes("decode") / bytes("quantised");
+    assert!((0.5..0.6).contains(&share), "4 bits beside 8: {share}");
 }
 
 /// Goal: keys and values are stored at the plan's precisions. Method: the bytes of each tier while a long sequence runs.

@@ -57,6 +57,7 @@ pub(crate) fn options(out: &Path, plan: PrecisionPlan) -> calibrate::Options {
         evaluation_samples: Some(1),
         evaluation_sequence_length: 128,
         quantiser: Quantiser::Rtn,
+        decode_quantiser: None,
         mix: None,
         round: 0,
         owner: None,

@@ -1,6 +1,7 @@
 //! The three memory modes: which weights each keeps, and that they answer as they say.
 
 use mixquant_crds::{DecodeScheme, PrecisionPlan, WeightCopies};
+use mixquant_engine::artifact::manifest::Phase;
 use mixquant_engine::artifact::{Artifact, Check};
 use mixquant_engine::model::{
     Chunk, Importance, LogitRows, Model, Pass, QuantisedLinears, Workspace,
@@ -125,7 +126,7 @@ fn artifacts_hold_a_copy_where_the_plan_keeps_one() {
         let options = jobs::options(folder.path(), plan_with(copies));
         let artifact = jobs::artifact(&options);
         let artifact = Artifact::open(&artifact, Check::Digests).unwrap();
-        let weights = artifact.manifest().weights().count();
+        let weights = artifact.manifest().weights(Phase::Prefill).count();
         assert_eq!(weights > 0, copies == WeightCopies::Single, "{copies:?}");
         let mut model = Model::open(&directory()).unwrap();
         let golden = artifact.golden().unwrap().clone();

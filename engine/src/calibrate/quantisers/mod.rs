@@ -83,6 +83,16 @@ impl<'a> Place<'a> {
 }
 
 impl Quantiser {
+    /// What makes a scheme best without being told.
+    pub fn suiting(scheme: Scheme) -> Self {
+        match (scheme.weights, scheme.activations) {
+            (WeightFormat::Int4 { .. }, _) => Self::Gptq(Gptq::default()),
+            (WeightFormat::Lut4, _) => Self::Lut,
+            (WeightFormat::Int8, ActivationFormat::Int8) => Self::SmoothQuant,
+            (WeightFormat::Int8 | WeightFormat::Fp8, _) => Self::Rtn,
+        }
+    }
+
     /// Whether it looks at activations.
     pub const fn needs_data(self) -> bool {
         !matches!(self, Self::Rtn)
