@@ -53,7 +53,13 @@ def decompress_ct(folder, tensors, names):
         compressor = BaseCompressor.get_value_from_registry(scheme.format)
         state = {key.removeprefix(name + "."): value for key, value in tensors.items() if key.startswith(name + ".")}
         state["weight_scale"] = state["weight_scale"].float()
-        yield name, compressor.decompress(state, scheme)["weight"].float()
+        plain = compressor.decompress(state, scheme)
+        if scheme.format == "pack-quantized":
+            # The package packs what it unpacked to the same bytes, so a reader that refuses them refuses its own.
+            again = compressor.compress(plain, scheme)
+            packed = ("weight_packed", "weight_zero_point")
+            assert all(torch.equal(again[key], state[key]) for key in packed if key in state), name
+        yield name, plain["weight"].float()
 
 
 def unpack(words, bits, dim):
@@ -76,6 +82,9 @@ def dequantise_gptq(folder, tensors, names):
 
 
 def greedy(folder, **options):
+    if "zero_point" in " ".join(load_file(folder / "model.safetensors")):
+        # Left compressed, transformers makes room for unpacked zeros and refuses packed ones, also those that compressed-tensors packs itself.
+        options["quantization_config"] = transformers.CompressedTensorsConfig(dequantize=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     ids = tokenizer("A pod is the smallest", return_tensors="pt")["input_ids"]
