@@ -263,6 +263,7 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
+    use mixquant_crds::drift::RecalibrationCause;
     use mixquant_crds::status::{Outcome, Reason};
 
     use super::*;
@@ -279,6 +280,10 @@ mod tests {
         metrics.count(&service, &Metric::Rollback { cause });
         let (gate, outcome) = ("tpot".to_owned(), Outcome::Pass);
         metrics.count(&service, &Metric::Verdict { gate, outcome });
+        let signal = "activations".to_owned();
+        metrics.count(&service, &Metric::Drift { signal });
+        let cause = RecalibrationCause::Drift;
+        metrics.count(&service, &Metric::Recalibration { cause });
         metrics.show(&service, None, "Calibrating", 0);
         metrics.show(&service, Some("Calibrating"), "Canary", 33);
         metrics.reconciled(Duration::from_millis(3), Some("Conflict"));
