@@ -1,7 +1,5 @@
 //! What is counted beyond calibration's ranges: next to nothing on texts like calibration's, nearly everything after a shift.
 
-use std::time::Instant;
-
 use mixquant_crds::PrecisionPlan;
 use mixquant_engine::calibrate::default_plan;
 use mixquant_engine::dataset::Window;
@@ -102,44 +100,4 @@ fn texts_of_calibration_lie_within_its_ranges_and_a_shift_of_activations_does_no
     assert!(percent(shifted.inputs[0]) > 90.0 && percent(shifted.inputs[2]) > 90.0);
     let [far, near] = [&shifted, &others].map(|counts| percent(together(&counts.inputs)));
     assert!(far > 20.0 && near < far / 4.0, "{near} {far}");
-}
-
-/// Goal: counting may be on for every prompt. Method: the fastest of several prefills with and without it, taken in turns.
-#[test]
-fn counting_costs_a_small_part_of_a_prefill() {
-    let mut model = Model::open(&jobs::model()).unwrap();
-    let calibration = texts::calibration();
-    let ranges = ranges(&mut model, &calibration);
-    let mut plan = default_plan();
-    plan.kv_cache = PrecisionPlan::baseline().kv_cache;
-    model.attach(model.quantise_linears(), None, plan).unwrap();
-    let prompt: Vec<u32> = (calibration.iter())
-        .take(3)
-        .flat_map(|text| text.ids.clone())
-        .collect();
-    let (mut workspace, mut watch) = (Workspace::default(), Watch::new(ranges, true));
-    let mut fastest = [f64::INFINITY; 2];
-    for round in 0..24 {
-        let mut cache = model.new_cache(prompt.len());
-        let chunk = Chunk {
-            tokens: &prompt,
-            cache: &mut cache,
-            logits: LogitRows::Last,
-        };
-        let tap = (round % 2 == 1).then_some(&mut watch as &mut dyn Tap);
-        let start = Instant::now();
-        model
-            .forward(Pass::Prefill, &mut [chunk], &mut workspace, tap)
-            .unwrap();
-        fastest[round % 2] = fastest[round % 2].min(start.elapsed().as_secs_f64());
-    }
-    let [without, with] = fastest;
-    println!(
-        "{} tokens: {:.2} ms, counted {:.2} ms ({:+.2} %)",
-        prompt.len(),
-        without * 1e3,
-        with * 1e3,
-        (with / without - 1.0) * 100.0
-    );
-    assert!(with < 1.2 * without, "{fastest:?}");
 }
