@@ -15,9 +15,13 @@ pub mod request;
 #[cfg(feature = "kube")]
 pub mod drift;
 #[cfg(feature = "kube")]
+pub mod phase;
+#[cfg(feature = "kube")]
 pub mod rollout;
 #[cfg(feature = "kube")]
 pub mod scalars;
+#[cfg(feature = "kube")]
+pub mod scaling;
 #[cfg(feature = "kube")]
 pub mod service;
 #[cfg(feature = "kube")]

@@ -176,6 +176,8 @@ pub mod operator_metrics {
     pub const SERVICE_INFO: &str = "mixquant_service_info";
     /// Gauge, percent of ready pods that are the canary's, labels `namespace`, `name`.
     pub const CANARY_WEIGHT: &str = "mixquant_canary_weight_percent";
+    /// Gauge, engine pods of the stable revision that are wanted, labels `namespace`, `name`.
+    pub const DESIRED_REPLICAS: &str = "mixquant_desired_replicas";
     /// Counter, labels `namespace`, `name`, `cause`.
     pub const ROLLBACKS: &str = "mixquant_rollbacks";
     /// Counter, labels `namespace`, `name`.

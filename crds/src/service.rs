@@ -19,6 +19,7 @@ use crate::drift::DriftSpec;
 use crate::precision::{DecodeScheme, KvCacheMode, KvPrecision, PrefillScheme, WeightCopies};
 use crate::rollout::{GateSpec, RolloutSpec, SloSpec};
 use crate::scalars::{Decimal, PromptThreshold};
+use crate::scaling::ScalingSpec;
 pub use crate::source::{
     ClaimPath, ClaimRef, EmptyDirCache, ModelCache, ModelImage, ModelSource, ObjectStore, SecretRef,
 };
@@ -63,7 +64,8 @@ use crate::traffic::TrafficSpec;
     validation = Rule::new("!has(self.gates) || self.precision.prefill.scheme == 'W8A8' || self.gates.all(gate, !(gate.metric in ['ValveFallbackRate', 'FirstTokenKl', 'ShadowKl']))").message("gates: ValveFallbackRate, FirstTokenKl and ShadowKl measure the quantised prefill, and precision.prefill.scheme is Precise: remove the gate"),
     validation = Rule::new("!has(self.drift) || !has(self.drift.maxValveFallbackPercent) || (self.precision.prefill.scheme == 'W8A8' && self.precision.decode.scheme != 'W8A8')").message("drift.maxValveFallbackPercent watches a quantised prefill in front of a precise decode: leave it out with prefill.scheme Precise and with weightCopies Single"),
     validation = Rule::new("!has(self.drift) || !has(self.drift.maxKvBeyondRangePercent) || self.precision.kvCache.default != 'BF16'").message("drift.maxKvBeyondRangePercent watches a quantised cache, and kvCache.default is BF16: leave it out"),
-    validation = Rule::new("has(self.traffic) && self.traffic.mode == 'GatewayAPI' ? self.rollout.steps.all(step, has(step.weight) || !has(step.canaryReplicas)) : self.rollout.steps.all(step, !has(step.weight) || !has(step.canaryReplicas))").message("rollout.steps: with traffic.mode GatewayAPI a step with canaryReplicas has its weight too; with ReplicaRatio the pods are the weight, and a step has one of them")
+    validation = Rule::new("has(self.traffic) && self.traffic.mode == 'GatewayAPI' ? self.rollout.steps.all(step, has(step.weight) || !has(step.canaryReplicas)) : self.rollout.steps.all(step, !has(step.weight) || !has(step.canaryReplicas))").message("rollout.steps: with traffic.mode GatewayAPI a step with canaryReplicas has its weight too; with ReplicaRatio the pods are the weight, and a step has one of them"),
+    validation = Rule::new("!has(self.scaling) || !has(oldSelf.scaling) || self.replicas == oldSelf.replicas").message("spec.scaling owns the number of pods: leave replicas as it is and change scaling.minReplicas and maxReplicas, or remove spec.scaling to scale by hand or by another autoscaler")
 )]
 pub struct MixQuantServiceSpec {
     /// The model and where its files are.
@@ -78,10 +80,13 @@ pub struct MixQuantServiceSpec {
     pub artifacts: ArtifactsSpec,
     /// The engine pods.
     pub engine: EngineSpec,
-    /// Engine pods of the stable revision.
+    /// Engine pods of the stable revision; with `scaling` those that it begins with.
     #[schemars(range(min = 1, max = 1000))]
     #[serde(default = "one")]
     pub replicas: i32,
+    /// How many engine pods there are, by their load. It owns their number: `replicas` can then not be changed, by an autoscaler neither.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<ScalingSpec>,
     /// What live traffic must see, or the canary is rolled back.
     pub slo: SloSpec,
     /// More gates on live traffic.

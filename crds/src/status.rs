@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::drift::DriftStatus;
+pub use crate::phase::Phase;
 use crate::report::{CalibrationReport, VerifyReport};
 use crate::rollout::OnFailure;
 
@@ -62,6 +63,9 @@ pub struct MixQuantServiceStatus {
     /// Memory: whether traffic has drifted from what calibration saw, and the recalibrations that followed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drift: Option<DriftStatus>,
+    /// Memory: the number of engine pods that `spec.scaling` has chosen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<crate::scaling::ScalingStatus>,
     /// Display: the stable track's time per output token at the gate's quantile, such as `12 ms`.
     pub tpot: Option<String>,
     /// Display: when that was written. Outside of trials it is written anew at most every ten minutes, and only when it has changed by more
@@ -72,31 +76,6 @@ pub struct MixQuantServiceStatus {
     #[serde(default)]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-}
-
-/// Where a service is, in one word.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Phase {
-    /// Something that the spec names is not there yet.
-    Pending,
-    /// A Job measures the model.
-    Calibrating,
-    /// The first revision's pods start.
-    Deploying,
-    /// A canary is on trial.
-    Canary,
-    /// The canary passed and becomes stable.
-    Promoting,
-    /// The rollout stands still until a person or a pause's end lets it go on.
-    Paused,
-    /// The canary failed and leaves.
-    RollingBack,
-    /// The spec is what serves.
-    Ready,
-    /// Stable serves (or nothing does), and the newest spec failed.
-    Degraded,
-    /// The spec cannot work.
-    Invalid,
 }
 
 /// One immutable pair of pod template and artifact.
@@ -437,6 +416,8 @@ pub enum Reason {
     InsufficientCapacity,
     /// The gateway has not taken what its route says.
     TrafficNotReady,
+    /// The number of pods follows the load.
+    Scaled,
     /// Something that the spec names is missing, or a name that we need is taken.
     DependencyMissing,
     /// The spec cannot work.
@@ -475,6 +456,7 @@ impl Reason {
             Self::Requested => "Requested",
             Self::InsufficientCapacity => "InsufficientCapacity",
             Self::TrafficNotReady => "TrafficNotReady",
+            Self::Scaled => "Scaled",
             Self::DependencyMissing => "DependencyMissing",
             Self::InvalidSpec => "InvalidSpec",
             Self::ApplyFailed => "ApplyFailed",

@@ -176,6 +176,31 @@ fn kubectl_scale_sets_the_replicas() {
 }
 
 #[test]
+fn replicas_that_scaling_owns_are_changed_by_nobody() {
+    with_service("scaling", |kubectl| {
+        let scaling = r#"{"spec": {"scaling": {"minReplicas": 1, "maxReplicas": 4, "targets": {"queueLength": 4}}}}"#;
+        let patch = |patch: &str| {
+            kubectl
+                .run(&["patch", "mqs", "chat", "--type=merge", "--patch", patch])
+                .unwrap()
+        };
+        let set = patch(scaling);
+        assert!(set.ok, "{}", set.stderr);
+        // As another autoscaler does it.
+        let scaled = kubectl.run(&["scale", "mqs/chat", "--replicas=5"]).unwrap();
+        assert!(
+            !scaled.ok && scaled.stderr.contains("spec.scaling owns"),
+            "{}",
+            scaled.stderr
+        );
+        let bounds = patch(r#"{"spec": {"scaling": {"maxReplicas": 6}}}"#);
+        assert!(bounds.ok, "{}", bounds.stderr);
+        let removed = patch(r#"{"spec": {"scaling": null, "replicas": 5}}"#);
+        assert!(removed.ok, "{}", removed.stderr);
+    });
+}
+
+#[test]
 fn kubectl_explain_describes_every_part_of_the_spec() {
     let Some(server) = apiserver::with_resource() else {
         return;
@@ -189,6 +214,7 @@ fn kubectl_explain_describes_every_part_of_the_spec() {
         "artifacts",
         "engine",
         "replicas",
+        "scaling",
         "slo",
         "rollout",
     ] {

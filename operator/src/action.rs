@@ -16,6 +16,7 @@ use mixquant_crds::status::{MixQuantServiceStatus, Outcome, Reason};
 use mixquant_crds::{Digest, PrecisionPlan};
 use serde::Serialize;
 
+use crate::load::LoadWindow;
 use crate::observed::{
     Companion, FrozenRevision, Installation, ObjectName, RouteSplit, Track, Traffic,
 };
@@ -230,6 +231,9 @@ pub struct Plan {
     /// Since when samples of the trial count: `scrape.rs` takes its baselines at or after this moment and forgets older ones. `None`
     /// when nothing serves yet.
     pub window: Option<Window>,
+    /// Whose load is kept for the next passes; `None` where nothing scales by it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub load: Option<LoadWindow>,
     /// The room for a canary decides something here and was not known: the shell reads it (see [`crate::capacity::room`]) and plans anew.
     /// Where it may not be read, this plan stands: pods are added and the scheduler decides.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -17,6 +17,7 @@ pub mod lint;
 pub mod order;
 pub mod overview;
 pub mod run;
+pub mod scaling;
 pub mod schema;
 pub mod standing;
 pub mod table;

@@ -10,7 +10,7 @@ use kube::Client;
 use mixquant_crds::MixQuantServiceSpec;
 
 use crate::apply::Writer;
-use crate::metrics::{Metrics, ServiceLabels};
+use crate::metrics::{Metrics, ServiceLabels, Shown};
 use crate::observe::Observer;
 use crate::scrape::Scraper;
 use crate::server::Health;
@@ -134,10 +134,9 @@ impl Context {
     }
 
     /// Shows where a service is in the metrics.
-    pub fn show(&self, key: &ServiceKey, phase: &str, weight: i32) {
-        let before = self.remember(key, |memory| memory.phase.replace(phase.to_owned()));
-        self.metrics
-            .show(&key.labels(), before.as_deref(), phase, weight);
+    pub fn show(&self, key: &ServiceKey, shown: &Shown) {
+        let before = self.remember(key, |memory| memory.phase.replace(shown.phase.clone()));
+        self.metrics.show(&key.labels(), before.as_deref(), shown);
     }
 
     /// A service is gone.
@@ -148,7 +147,7 @@ impl Context {
             .expect("no holder of this lock panics")
             .remove(key);
         if let Some(memory) = memory {
-            self.scraper.set_window(&memory.uid, None);
+            self.scraper.set_windows(&memory.uid, None, None);
             self.metrics.forget(&key.labels(), memory.phase.as_deref());
         }
     }

@@ -21,6 +21,7 @@ use crate::build::deployment;
 use crate::clock;
 use crate::context::{Context, ServiceKey};
 use crate::error::Error;
+use crate::metrics::Shown;
 use crate::plan::{plan, plan_invalid};
 use crate::read;
 use crate::validate::{ValidService, validate};
@@ -130,7 +131,15 @@ async fn pass(key: &ServiceKey, context: &Context) -> Result<Action, Error> {
     if let Some(status) = &target.service.status {
         let phase = status.phase.map(|phase| format!("{phase:?}"));
         let weight = status.rollout.as_ref().map_or(0, |rollout| rollout.weight);
-        context.show(key, phase.as_deref().unwrap_or("Unknown"), weight);
+        let scaling = status.scaling.as_ref();
+        let shown = Shown {
+            phase: phase.unwrap_or_else(|| "Unknown".into()),
+            weight,
+            desired: scaling.map_or(target.service.spec.replicas, |chosen| {
+                chosen.desired_replicas
+            }),
+        };
+        context.show(key, &shown);
     }
     done.map(Action::requeue)
 }
@@ -141,7 +150,8 @@ async fn advance(context: &Context, target: &mut Target) -> Result<Duration, Err
     target.valid = valid;
     let pause = pause(&plan, clock::now());
     let uid = &target.owner.uid;
-    context.scraper.set_window(uid, plan.window.as_ref());
+    let scraper = &context.scraper;
+    scraper.set_windows(uid, plan.window.as_ref(), plan.load.as_ref());
     context.writer.execute(target, &plan.actions).await?;
     Ok(pause)
 }

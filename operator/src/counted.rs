@@ -57,13 +57,9 @@ impl Counted {
         &self.window
     }
 
-    /// The pods whose samples count.
-    pub fn asked(&self, pods: &[ObservedPod]) -> Vec<ObservedPod> {
-        pods.iter()
-            .filter(|pod| pod.ready && !pod.terminating)
-            .filter(|pod| self.window.revisions.contains(&pod.revision))
-            .cloned()
-            .collect()
+    /// Whether a pod's samples count.
+    pub fn asks(&self, pod: &ObservedPod) -> bool {
+        pod.ready && !pod.terminating && self.window.revisions.contains(&pod.revision)
     }
 
     /// A new round of answers.
@@ -155,6 +151,7 @@ impl Counted {
             since: self.taken_at.map(|_| self.window.since),
             taken_at: self.taken_at,
             tracks,
+            loads: Vec::new(),
         }
     }
 }

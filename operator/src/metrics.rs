@@ -61,11 +61,23 @@ struct WriteLabels {
     kind: String,
 }
 
+/// Where a service is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shown {
+    /// `status.phase`.
+    pub phase: String,
+    /// Percent of the ready pods that are the canary's.
+    pub weight: i32,
+    /// Pods of stable that are wanted.
+    pub desired: i32,
+}
+
 /// The registry and everything in it.
 pub struct Metrics {
     registry: Registry,
     info: Family<InfoLabels, Gauge>,
     weight: Family<ServiceLabels, Gauge>,
+    desired: Family<ServiceLabels, Gauge>,
     rollbacks: Family<CauseLabels, Counter>,
     promotions: Family<ServiceLabels, Counter>,
     drifts: Family<DriftLabels, Counter>,
@@ -83,6 +95,7 @@ impl Default for Metrics {
             registry: Registry::default(),
             info: Family::default(),
             weight: Family::default(),
+            desired: Family::default(),
             rollbacks: Family::default(),
             promotions: Family::default(),
             drifts: Family::default(),
@@ -112,6 +125,11 @@ impl Metrics {
             names::CANARY_WEIGHT,
             "Percent of the ready pods that are the canary's",
             self.weight.clone(),
+        );
+        registry.register(
+            names::DESIRED_REPLICAS,
+            "Pods of stable that are wanted",
+            self.desired.clone(),
         );
         registry.register(
             names::ROLLBACKS,
@@ -215,8 +233,9 @@ impl Metrics {
         }
     }
 
-    /// Shows a service's phase and canary weight; `phase` replaces the one shown before.
-    pub fn show(&self, service: &ServiceLabels, before: Option<&str>, phase: &str, weight: i32) {
+    /// Shows where a service is; its phase replaces the one shown before.
+    pub fn show(&self, service: &ServiceLabels, before: Option<&str>, shown: &Shown) {
+        let phase = shown.phase.as_str();
         let labels = |phase: &str| InfoLabels {
             namespace: service.namespace.clone(),
             name: service.name.clone(),
@@ -226,7 +245,10 @@ impl Metrics {
             self.info.remove(&labels(before));
         }
         self.info.get_or_create(&labels(phase)).set(1);
-        self.weight.get_or_create(service).set(weight.into());
+        let weight = self.weight.get_or_create(service);
+        weight.set(shown.weight.into());
+        let desired = self.desired.get_or_create(service);
+        desired.set(shown.desired.into());
     }
 
     /// Forgets the gauges of a service that is gone. Counters stay: they would otherwise fall.
@@ -239,6 +261,7 @@ impl Metrics {
             });
         }
         self.weight.remove(service);
+        self.desired.remove(service);
     }
 
     /// One pass ended.
@@ -284,8 +307,13 @@ mod tests {
         metrics.count(&service, &Metric::Drift { signal });
         let cause = RecalibrationCause::Drift;
         metrics.count(&service, &Metric::Recalibration { cause });
-        metrics.show(&service, None, "Calibrating", 0);
-        metrics.show(&service, Some("Calibrating"), "Canary", 33);
+        let shown = |phase: &str, weight, desired| Shown {
+            phase: phase.into(),
+            weight,
+            desired,
+        };
+        metrics.show(&service, None, &shown("Calibrating", 0, 2));
+        metrics.show(&service, Some("Calibrating"), &shown("Canary", 33, 5));
         metrics.reconciled(Duration::from_millis(3), Some("Conflict"));
         metrics.wrote("apply", "Deployment");
         metrics.leading(true);
@@ -293,6 +321,7 @@ mod tests {
         for name in [
             names::SERVICE_INFO,
             names::CANARY_WEIGHT,
+            names::DESIRED_REPLICAS,
             names::ROLLBACKS,
             names::PROMOTIONS,
             names::DRIFTS,
@@ -310,5 +339,6 @@ mod tests {
         ));
         assert!(text.contains("phase=\"Canary\"} 1") && !text.contains("Calibrating"));
         assert!(text.contains("mixquant_canary_weight_percent{namespace=\"ns\",name=\"chat\"} 33"));
+        assert!(text.contains("mixquant_desired_replicas{namespace=\"ns\",name=\"chat\"} 5"));
     }
 }

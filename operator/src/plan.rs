@@ -12,6 +12,7 @@ mod effects;
 mod ending;
 mod fit;
 mod measure;
+mod scale;
 mod traffic;
 mod trial;
 mod verdict;
@@ -68,6 +69,15 @@ impl World<'_> {
             deployment.up_to_date
                 && deployment.replicas == replicas
                 && deployment.available >= replicas
+        })
+    }
+
+    /// Stable's pods that must be there: those that are asked for, or where the load asks for more, those that are always wanted.
+    pub fn least(&self) -> i32 {
+        let replicas = self.valid.replicas;
+        let scaling = self.valid.scaling.as_ref();
+        scaling.map_or(replicas, |scaling| {
+            replicas.min(scaling.bounds_at(self.now).min)
         })
     }
 
@@ -160,12 +170,7 @@ pub fn plan(
     };
     if observed.service.metadata.deletion_timestamp.is_some() {
         // Owner references take everything with it; nothing new may appear meanwhile.
-        return Plan {
-            actions: Vec::new(),
-            requeue: None,
-            window: None,
-            asks_room: None,
-        };
+        return only(Vec::new());
     }
     let before = observed.service.status.clone().unwrap_or_default();
     let mut decisions = Decisions {
@@ -187,17 +192,24 @@ pub fn plan(
     };
     let measured = measure::measure(&world, &mut decisions);
     let target = target(&world, &decisions.memory, &measured);
+    let valid = scale::scaled(&world, &mut decisions, target.as_ref());
+    let world = World {
+        valid: &valid,
+        ..world
+    };
     trial::advance(&world, &mut decisions, target.as_ref());
     if let Some(target) = &target {
         fit::make_room(&world, &mut decisions, target);
     }
     verdict::show_at_rest(&world, &mut decisions);
     drift::watch(&world, &mut decisions, &measured, target.as_ref());
+    scale::say_what_holds(&world, &mut decisions);
     let effects = effects::effects(&world, &mut decisions, &measured, target.as_ref());
 
     let remembers = !status::same_memory(&before, &decisions.memory);
     let after = status::report(&world, &decisions, &measured, target.as_ref());
     let window = window(&world, &after);
+    let load = scale::load_window(&world, &after);
     let mut actions = Vec::new();
     if remembers {
         actions.push(Action::Remember(Box::new(after.clone())));
@@ -215,6 +227,7 @@ pub fn plan(
         actions,
         requeue: decisions.wake.iter().min().copied(),
         window,
+        load,
         asks_room: decisions.asks_room,
     }
 }
@@ -235,10 +248,16 @@ pub fn plan_invalid(observed: &Observed, problem: &InvalidSpec, now: Timestamp) 
             }));
         }
     }
+    only(actions)
+}
+
+/// These actions, and nothing to sample or to wait for.
+fn only(actions: Vec<Action>) -> Plan {
     Plan {
         actions,
         requeue: None,
         window: None,
+        load: None,
         asks_room: None,
     }
 }

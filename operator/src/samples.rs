@@ -9,6 +9,7 @@ use mixquant_crds::names::engine_metrics as names;
 use serde::{Deserialize, Serialize};
 
 use crate::histogram::Histogram;
+use crate::load::Load;
 
 /// What the pods of both tracks measured inside one window.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -21,6 +22,9 @@ pub struct Samples {
     /// By revision.
     #[serde(default)]
     pub tracks: BTreeMap<String, TrackSamples>,
+    /// What the pods that take traffic carried lately, oldest first; kept across windows, and empty where nothing scales by it.
+    #[serde(default)]
+    pub loads: Vec<Load>,
 }
 
 /// One track's part, merged over its pods.
@@ -43,7 +47,7 @@ pub struct TrackSamples {
     pub grew_at: Option<Timestamp>,
 }
 
-/// A series of engine pods that gates or drift read.
+/// A series of engine pods that gates, drift or scaling read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Series {
@@ -61,6 +65,10 @@ pub enum Series {
     Answered,
     /// Requests that the engine failed.
     Errors,
+    /// Requests whose client went away.
+    Cancelled,
+    /// Requests that were turned away.
+    Rejected,
     /// Prompts read with quantised weights.
     QuantisedPrefills,
     /// Prompts that the safety valve had read again.
@@ -79,6 +87,10 @@ pub enum Series {
     KvBeyond,
     /// Tokens of a prompt, one observation a prompt.
     PromptTokens,
+    /// Sequences that are being computed.
+    Running,
+    /// Requests that wait for a place.
+    Waiting,
 }
 
 /// How a series is exported.
@@ -105,7 +117,7 @@ pub struct Source {
 
 impl Series {
     /// Every one.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 20] = [
         Self::Tpot,
         Self::Ttft,
         Self::Itl,
@@ -113,6 +125,8 @@ impl Series {
         Self::ShadowKl,
         Self::Answered,
         Self::Errors,
+        Self::Cancelled,
+        Self::Rejected,
         Self::QuantisedPrefills,
         Self::ValveFallbacks,
         Self::NanLogits,
@@ -122,6 +136,8 @@ impl Series {
         Self::KvRows,
         Self::KvBeyond,
         Self::PromptTokens,
+        Self::Running,
+        Self::Waiting,
     ];
 
     /// Where it is found on a metrics page.
@@ -134,6 +150,16 @@ impl Series {
             Self::ShadowKl => (names::SHADOW_AUDIT_KL, Shape::Histogram, None),
             Self::Answered => (names::REQUESTS, Shape::Counter, Some(("outcome", "ok"))),
             Self::Errors => (names::REQUESTS, Shape::Counter, Some(("outcome", "error"))),
+            Self::Cancelled => (
+                names::REQUESTS,
+                Shape::Counter,
+                Some(("outcome", "cancelled")),
+            ),
+            Self::Rejected => (
+                names::REQUESTS,
+                Shape::Counter,
+                Some(("outcome", "rejected")),
+            ),
             Self::QuantisedPrefills => (
                 names::PREFILL_PRECISION,
                 Shape::Counter,
@@ -147,6 +173,8 @@ impl Series {
             Self::KvRows => (names::KV_ROWS, Shape::Counter, None),
             Self::KvBeyond => (names::KV_ROWS_BEYOND_RANGE, Shape::Counter, None),
             Self::PromptTokens => (names::REQUEST_PROMPT_TOKENS, Shape::Histogram, None),
+            Self::Running => (names::REQUESTS_RUNNING, Shape::Gauge, None),
+            Self::Waiting => (names::REQUESTS_WAITING, Shape::Gauge, None),
         };
         Source {
             family,

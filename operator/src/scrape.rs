@@ -1,4 +1,4 @@
-//! Asks engine pods for their metrics; `counted` keeps what each process counted since the window of a trial began.
+//! Asks engine pods for their metrics; `counted` keeps what each process counted since the window of a trial began, `load` what all carry.
 //!
 //! Soft state: after a restart of the operator the windows begin anew, which leaves fewer samples and never better ones. An answer that is
 //! late, too large, redirected or not plainly right is a problem with a reason, never a sample.
@@ -20,6 +20,7 @@ use mixquant_crds::names::PORT_ADMIN;
 use crate::action::Window;
 use crate::clock;
 use crate::counted::Counted;
+use crate::load::{LoadWindow, Loads};
 use crate::observed::ObservedPod;
 use crate::prometheus_text::{self, Scrape};
 use crate::samples::Samples;
@@ -35,7 +36,14 @@ const CONCURRENCY: usize = 8;
 pub struct Scraper {
     client: Client<HttpConnector, Empty<Bytes>>,
     port: u16,
-    trials: Mutex<HashMap<String, Counted>>,
+    services: Mutex<HashMap<String, Asked>>,
+}
+
+/// Why a service's pods are asked.
+#[derive(Clone, Default)]
+struct Asked {
+    trial: Option<Counted>,
+    loads: Option<Loads>,
 }
 
 impl Default for Scraper {
@@ -54,37 +62,44 @@ impl Scraper {
                 .pool_max_idle_per_host(0)
                 .build(connector),
             port,
-            trials: Mutex::default(),
+            services: Mutex::default(),
         }
     }
 
-    /// The window whose samples the next passes over the service `uid` need; `None` when nothing serves.
-    pub fn set_window(&self, uid: &str, window: Option<&Window>) {
-        let mut trials = self.trials.lock().expect("no holder of this lock panics");
-        match window {
-            None => {
-                trials.remove(uid);
-            }
-            Some(window) => {
-                if trials.get(uid).is_none_or(|trial| trial.window() != window) {
-                    trials.insert(uid.to_owned(), Counted::new(window.clone()));
-                }
-            }
+    /// The samples that the next passes over the service `uid` need; neither when nothing serves.
+    pub fn set_windows(&self, uid: &str, window: Option<&Window>, load: Option<&LoadWindow>) {
+        let mut services = self.services.lock().expect("no holder of this lock panics");
+        if window.is_none() && load.is_none() {
+            services.remove(uid);
+            return;
         }
+        let asked = services.entry(uid.to_owned()).or_default();
+        asked.trial = window.map(|window| {
+            let same = asked.trial.take_if(|trial| trial.window() == window);
+            same.unwrap_or_else(|| Counted::new(window.clone()))
+        });
+        asked.loads = load.map(|load| {
+            let mut loads = asked.loads.take();
+            let loads = loads.get_or_insert_with(|| Loads::new(load.clone()));
+            loads.set_window(load);
+            loads.clone()
+        });
     }
 
-    /// Asks the ready pods of the trial's revisions and returns what its window holds now; nothing without a trial.
+    /// Asks the ready pods that count, and returns what is known of them now; nothing where nobody needs it.
     pub async fn sample(&self, uid: &str, pods: &[ObservedPod]) -> Samples {
-        let trial = |trials: &HashMap<String, Counted>| trials.get(uid).cloned();
-        let Some(mut trial) = trial(&self.trials.lock().expect("no holder of this lock panics"))
-        else {
+        let asked = |services: &HashMap<String, Asked>| services.get(uid).cloned();
+        let asked = asked(&self.services.lock().expect("no holder of this lock panics"));
+        let Some(Asked { trial, mut loads }) = asked else {
             return Samples::default();
         };
-        if clock::now() < trial.window().since {
-            return Samples::default();
-        }
-        let asked = trial.asked(pods);
-        let answers: Vec<_> = futures::stream::iter(asked)
+        let mut trial = trial.filter(|trial| clock::now() >= trial.window().since);
+        let counts = |pod: &&ObservedPod| {
+            trial.as_ref().is_some_and(|trial| trial.asks(pod))
+                || loads.as_ref().is_some_and(|loads| loads.asks(pod))
+        };
+        let counting: Vec<ObservedPod> = pods.iter().filter(counts).cloned().collect();
+        let answers: Vec<_> = futures::stream::iter(counting)
             .map(|pod: ObservedPod| async move {
                 let answer = self.ask(&pod).await;
                 (pod, answer)
@@ -93,20 +108,42 @@ impl Scraper {
             .collect()
             .await;
         let now = clock::now();
-        trial.begin();
-        for (pod, answer) in answers {
-            trial.absorb(&pod, answer, now);
+        if let Some(loads) = &mut loads {
+            loads.add(&answers, now);
         }
-        trial.end(now);
-        let samples = trial.samples();
-        let mut trials = self.trials.lock().expect("no holder of this lock panics");
-        // The window may have been replaced meanwhile; then these samples are nobody's any more.
-        if let Some(kept) = trials.get_mut(uid)
+        if let Some(trial) = &mut trial {
+            trial.begin();
+            for (pod, answer) in answers {
+                if trial.asks(&pod) {
+                    trial.absorb(&pod, answer, now);
+                }
+            }
+            trial.end(now);
+        }
+        let samples = Samples {
+            loads: loads.as_ref().map_or_else(Vec::new, Loads::entries),
+            ..trial
+                .as_ref()
+                .map_or_else(Samples::default, Counted::samples)
+        };
+        self.keep(uid, Asked { trial, loads });
+        samples
+    }
+
+    /// Keeps what a look has found. A window may have been replaced meanwhile; then its samples are nobody's any more.
+    fn keep(&self, uid: &str, found: Asked) {
+        let mut services = self.services.lock().expect("no holder of this lock panics");
+        let Some(kept) = services.get_mut(uid) else {
+            return;
+        };
+        if let (Some(kept), Some(trial)) = (&mut kept.trial, found.trial)
             && kept.window() == trial.window()
         {
             *kept = trial;
         }
-        samples
+        if kept.loads.is_some() && found.loads.is_some() {
+            kept.loads = found.loads;
+        }
     }
 
     async fn ask(&self, pod: &ObservedPod) -> Result<Scrape, String> {

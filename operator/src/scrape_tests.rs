@@ -63,13 +63,13 @@ async fn two_scrapes_of_a_pod_are_its_difference() {
         scraper.sample("uid", &[pod("a", "canary")]).await,
         Samples::default()
     );
-    scraper.set_window("uid", Some(&window()));
+    scraper.set_windows("uid", Some(&window()), None);
     scraper.sample("uid", &[pod("a", "canary")]).await;
     let samples = scraper.sample("uid", &[pod("a", "canary")]).await;
     assert_eq!(tpot(&samples, "canary"), [4, 0]);
     assert_eq!(samples.tracks["canary"].pods, 1);
     assert_eq!(samples.since, Some(Timestamp::UNIX_EPOCH));
-    scraper.set_window("uid", None);
+    scraper.set_windows("uid", None, None);
     assert_eq!(
         scraper.sample("uid", &[pod("a", "canary")]).await,
         Samples::default()
@@ -108,7 +108,7 @@ async fn an_answer_that_is_not_plain_metrics_is_a_problem_and_no_sample() {
         (b"garbage\r\n\r\n".to_vec(), "pod chat-a: "),
     ] {
         let scraper = Scraper::on_port(serve(vec![answer]).await);
-        scraper.set_window("uid", Some(&window()));
+        scraper.set_windows("uid", Some(&window()), None);
         let samples = scraper.sample("uid", &[pod("a", "canary")]).await;
         let track = &samples.tracks["canary"];
         assert_eq!(track.pods, 0, "{reason}");
@@ -122,7 +122,7 @@ async fn a_pod_that_never_answers_ends_at_the_deadline_and_holds_up_no_other() {
     let port = listener.local_addr().unwrap().port();
     let held = Arc::new(listener);
     let scraper = Scraper::on_port(port);
-    scraper.set_window("uid", Some(&window()));
+    scraper.set_windows("uid", Some(&window()), None);
     let pods: Vec<_> = (0..8).map(|n| pod(&n.to_string(), "canary")).collect();
     let started = clock::monotonic();
     let samples = scraper.sample("uid", &pods).await;
@@ -149,7 +149,7 @@ fn whole(name: &str, count: &str) -> String {
 async fn judged(first: Vec<u8>, second: Vec<u8>) -> judge::Verdict {
     let answers = [&first, &first, &second, &second].map(Clone::clone);
     let scraper = Scraper::on_port(serve(answers.into()).await);
-    scraper.set_window("uid", Some(&window()));
+    scraper.set_windows("uid", Some(&window()), None);
     let pods = [pod("a", "stable"), pod("b", "canary")];
     scraper.sample("uid", &pods).await;
     let samples = scraper.sample("uid", &pods).await;

@@ -33,6 +33,7 @@ pub fn same_memory(before: &MixQuantServiceStatus, after: &MixQuantServiceStatus
         && before.undo == after.undo
         && before.artifacts == after.artifacts
         && before.drift == after.drift
+        && before.scaling == after.scaling
 }
 
 /// The status after this pass's decisions.

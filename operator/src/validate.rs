@@ -17,6 +17,7 @@ use crate::revision;
 mod drift;
 mod gates;
 mod rollout;
+mod scaling;
 mod source;
 pub mod traffic;
 
@@ -24,6 +25,7 @@ pub use drift::Drift;
 pub use gates::Gate;
 pub(crate) use gates::{Kind, kind};
 pub use rollout::{Rollout, Step};
+pub use scaling::{Bounds, Scaling, Scheduled, Targets};
 pub use source::{Cache, Source};
 pub use traffic::{OwnRoute, Routing};
 
@@ -39,7 +41,7 @@ pub struct ValidService {
     pub uid: String,
     /// `metadata.generation`.
     pub generation: i64,
-    /// Over the spec without `replicas` and `rollout.paused`: what a person asked for. A failed revision is tried again when this changes,
+    /// Over the spec without `replicas`, `scaling` and `rollout.paused`: what a person asked for. A failed revision is tried again when this changes,
     /// not when an autoscaler changes the number of pods or a person pauses.
     pub request: Digest,
     /// The same, whatever was retried: `request` is another one after a retry.
@@ -63,8 +65,11 @@ pub struct ValidService {
     pub artifacts_claim: String,
     /// The engine pods.
     pub engine: EngineSpec,
-    /// Pods of stable.
+    /// Pods of stable; with `scaling` those that it begins with, and within a pass those that it has chosen.
     pub replicas: i32,
+    /// How their number follows the load.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<Scaling>,
     /// The gates on live traffic.
     pub gates: Vec<Gate>,
     /// From when live traffic is no longer what calibration saw.
@@ -240,6 +245,10 @@ pub fn validate(service: &MixQuantService) -> Result<ValidService, InvalidSpec> 
         artifacts_claim: spec.artifacts.persistent_volume_claim.claim_name.clone(),
         engine: spec.engine.clone(),
         replicas: spec.replicas,
+        scaling: spec
+            .scaling
+            .as_ref()
+            .map(|spec| scaling::scaling(spec, &mut problems)),
         gates: gates::gates(spec, &mut problems),
         drift: drift::drift(spec, &mut problems),
         rollout: rollout::rollout(spec, &mut problems),
@@ -267,6 +276,7 @@ pub fn validate(service: &MixQuantService) -> Result<ValidService, InvalidSpec> 
 fn request_digest(spec: &MixQuantServiceSpec) -> Digest {
     let mut asked = spec.clone();
     asked.replicas = 0;
+    asked.scaling = None;
     asked.rollout.paused = false;
     Digest::of_json(&asked).expect("a spec is plain data with text keys")
 }

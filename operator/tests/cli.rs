@@ -212,6 +212,43 @@ fn get_shows_one_line_a_service_and_the_detail_of_one() {
     );
 }
 
+const SCALING: &str = r#"{"minReplicas": 2, "maxReplicas": 8, "targets": {"queueLength": 4, "kvCacheUsagePercent": 70}, "schedule": [
+    {"days": ["Saturday", "Sunday"], "from": "00:00", "to": "24:00", "timeZone": "Europe/Berlin", "minReplicas": 1, "maxReplicas": 2}]}"#;
+
+#[test]
+fn a_number_of_pods_that_follows_the_load_is_told_with_its_reason_and_what_holds_it() {
+    let mut status = stepping();
+    status["scaling"] = json!({"desiredReplicas": 4, "lastScaleTime": "2026-01-01T11:40:00Z", "held": "Trial",
+        "reason": "40 requests wait and 32 run, 4 may wait a pod (2 pods)"});
+    let mut facts = facts(status);
+    facts.service.spec.scaling = Some(serde_json::from_str(SCALING).unwrap());
+    let detail = overview::detail(&facts, now());
+    shows(&expect_file!["cli/get-scaled.txt"], &detail);
+    let told = explain::explain(&facts, now()).plain(Style::PLAIN);
+    let told: Vec<&str> = told
+        .lines()
+        .filter(|line| line.contains("scaling"))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            "scaling 2 to 8: 4 pods wanted for 20m: 40 requests wait and 32 run, 4 may wait a pod (2 pods)"
+        ]
+    );
+    let mut next = facts.service.clone();
+    next.spec.engine.image = "engine:3".into();
+    let planned = timeline(&next, Some(Some(&facts.service)));
+    assert_eq!(
+        (planned.replicas, planned.change),
+        (4, Some(Change::Revision))
+    );
+    shows(&expect_file!["cli/plan-scaled.txt"], &planned);
+    next = facts.service.clone();
+    next.spec.scaling = None;
+    let planned = timeline(&next, Some(Some(&facts.service)));
+    assert_eq!(planned.change, Some(Change::Scale));
+}
+
 #[test]
 fn the_exit_code_of_status_says_where_a_service_stands() {
     let ready = condition(

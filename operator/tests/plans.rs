@@ -16,6 +16,7 @@ use expect_test::expect_file;
 use jiff::{SignedDuration, Timestamp};
 use mixquant_operator::action::{Action, Plan};
 use mixquant_operator::histogram::Histogram;
+use mixquant_operator::load::Load;
 use mixquant_operator::observed::Observed;
 use mixquant_operator::samples::{Samples, Series, TrackSamples, Value as Measured};
 use serde::Deserialize;
@@ -42,6 +43,44 @@ struct Case {
     after: i64,
     /// What was sampled; nothing when absent.
     samples: Option<Sampled>,
+    /// What pods carried; nothing when absent.
+    load: Option<Carried>,
+}
+
+/// The same load for so many looks.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Carried {
+    looks: u32,
+    pods: u32,
+    #[serde(default)]
+    silent: u32,
+    #[serde(default)]
+    running: f64,
+    #[serde(default)]
+    waiting: f64,
+    #[serde(default)]
+    kv_cache_usage: f64,
+    #[serde(default)]
+    requests_per_second: u64,
+}
+
+impl Carried {
+    /// A look every 15 seconds, the last one now.
+    fn loads(&self, now: Timestamp) -> Vec<Load> {
+        let looks = 0..self.looks;
+        looks
+            .map(|look| Load {
+                at: now - SignedDuration::from_secs(15 * i64::from(self.looks - 1 - look)),
+                pods: self.pods,
+                silent: self.silent,
+                running: self.running,
+                waiting: self.waiting,
+                kv_cache_usage: self.kv_cache_usage,
+                requests: self.requests_per_second * 15 * u64::from(look),
+            })
+            .collect()
+    }
 }
 
 /// Requests of both tracks.
@@ -108,6 +147,7 @@ fn samples(sampled: &Sampled, observed: &Observed, now: Timestamp) -> Samples {
                 track(sampled.canary_milliseconds, sampled.problem.as_ref()),
             ),
         ]),
+        loads: Vec::new(),
     }
 }
 
@@ -212,7 +252,12 @@ fn every_world_has_its_plan() {
         told.observed = changed(&told.observed, &case.set);
         let samples = case.samples.as_ref();
         let samples = samples.map(|sampled| samples_of(sampled, &told));
-        let plan = told.plan(&samples.unwrap_or_default());
+        let mut samples = samples.unwrap_or_default();
+        if let Some(carried) = &case.load {
+            let now = Timestamp::from_second(told.now.as_second()).unwrap();
+            samples.loads = carried.loads(now);
+        }
+        let plan = told.plan(&samples);
         expect_file![path.with_extension("txt")].assert_eq(&text(&case, &plan));
     }
 }
@@ -242,6 +287,7 @@ fn at_rest_the_shown_time_per_token_is_written_seldom_and_only_when_it_changed()
             since: Some(told.now),
             taken_at: Some(told.now),
             tracks: [(status.stable.unwrap().revision, track)].into(),
+            loads: Vec::new(),
         };
         let plan = told.plan(&samples);
         let wrote = !plan.actions.is_empty();

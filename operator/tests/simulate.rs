@@ -118,7 +118,7 @@ fn whatever_happens_no_invariant_breaks_and_the_service_comes_to_rest() {
 }
 
 /// What a thousand lives must have seen.
-const HAPPENS: [&str; 19] = [
+const HAPPENS: [&str; 20] = [
     "Aborted",
     "CalibrationFailed",
     "InsufficientCapacity",
@@ -131,6 +131,7 @@ const HAPPENS: [&str; 19] = [
     "Promoted in the window",
     "RolloutPaused",
     "SLOViolated",
+    "Scaled",
     "abort done",
     "artifact removed",
     "promote done",

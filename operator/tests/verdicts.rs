@@ -133,6 +133,7 @@ impl Trial {
                 ("canary".to_owned(), track(1)),
             ]
             .into(),
+            loads: Vec::new(),
         };
         let look = Look {
             window: &self.window,

@@ -11,6 +11,7 @@ use super::answer::Plain;
 use super::differences::{Difference, differences};
 use super::facts::{Facts, Kept, Pods, Told};
 use super::overview::{Judged, verdict};
+use super::scaling::{Scaled, scaled};
 use super::standing::{Standing, State, condition, standing};
 use super::table::{Cell, Style, Table, Tone, indented, push, span};
 
@@ -30,6 +31,9 @@ pub struct Explanation {
     pub verdict: Option<Judged>,
     /// What serves meanwhile.
     pub serving: Option<Pods>,
+    /// The number of pods, where it follows the load.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<Scaled>,
     /// Failures of earlier requests, newest first.
     pub earlier: Vec<Failure>,
     /// How it went, oldest first.
@@ -98,6 +102,7 @@ pub fn explain(facts: &Facts, now: Timestamp) -> Explanation {
         failure,
         verdict: verdict(&status, now).filter(|_| !leaves),
         serving,
+        scaling: scaled(&facts.service, now),
         earlier: failures.collect(),
         events: facts.events[first..].to_vec(),
         standing,
@@ -200,6 +205,9 @@ impl Plain for Explanation {
                     serving.wanted
                 ),
             );
+        }
+        if let Some(scaling) = &self.scaling {
+            push(&mut text, format_args!("\n{}", scaling.plain(style)));
         }
         if !self.events.is_empty() {
             push(

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::answer::Plain;
 use super::facts::{Facts, Pods};
+use super::scaling::{Scaled, scaled};
 use super::standing::{Standing, condition, standing};
 use super::table::{Cell, Style, Table, Tone, push, span};
 
@@ -133,6 +134,9 @@ pub struct Detail {
     pub line: Line,
     /// Its tracks.
     pub tracks: Vec<Track>,
+    /// The number of its pods, where it follows the load.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<Scaled>,
     /// The newest verdict of the trial.
     pub verdict: Option<Judged>,
     /// Its conditions.
@@ -174,6 +178,7 @@ pub fn detail(facts: &Facts, now: Timestamp) -> Detail {
     Detail {
         line: line(&facts.service, now),
         tracks: tracks(facts, &status),
+        scaling: scaled(&facts.service, now),
         verdict: verdict(&status, now),
         conditions: status.conditions,
         now,
@@ -240,6 +245,9 @@ impl Plain for Detail {
                 ]);
             }
             push(&mut text, format_args!("\n{}", table.render(style, 0)));
+        }
+        if let Some(scaling) = &self.scaling {
+            push(&mut text, format_args!("\n{}", scaling.plain(style)));
         }
         if let Some(verdict) = &self.verdict {
             push(&mut text, format_args!("\n{}", verdict.plain(style)));

@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::Exit;
 use super::answer::Plain;
 use super::differences::{Difference, differences};
+use super::scaling;
 use super::table::{Cell, Style, Table, Tone, exact, indented, push};
 use crate::build::deployment;
 use crate::capacity::{self, Capacity, Cluster, Of};
@@ -27,6 +28,11 @@ pub struct Timeline {
     pub change: Option<Change>,
     /// What differs in the spec from what the cluster has.
     pub differences: Vec<Difference>,
+    /// Pods of stable that the stages are reckoned with.
+    pub replicas: i32,
+    /// How their number follows the load.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub scaling: Vec<String>,
     /// In order.
     pub stages: Vec<Stage>,
     /// Seconds from the first ready canary pod to the end, at best.
@@ -117,6 +123,8 @@ pub fn timeline(service: &MixQuantService, live: Option<Option<&MixQuantService>
         problems: Vec::new(),
         change: None,
         differences: Vec::new(),
+        replicas: service.spec.replicas,
+        scaling: Vec::new(),
         stages: Vec::new(),
         shortest_seconds: 0,
         longest_seconds: None,
@@ -144,6 +152,9 @@ pub fn timeline(service: &MixQuantService, live: Option<Option<&MixQuantService>
             timeline.change = Some(Change::Limits);
         }
     }
+    timeline.scaling = valid.scaling.as_ref().map_or_else(Vec::new, scaling::says);
+    let valid = scaling::present(valid, live.flatten());
+    timeline.replicas = valid.replicas;
     timeline.stages = stages(&valid, timeline.change);
     let jobs = |stage: &&Stage| stage.name == "calibration";
     let pods = || timeline.stages.iter().filter(|stage| !jobs(stage));
@@ -178,7 +189,7 @@ fn change(valid: &ValidService, live: Option<&MixQuantService>) -> Change {
         Change::Revision
     } else if live.request != valid.request {
         Change::Limits
-    } else if live.replicas != valid.replicas {
+    } else if live.replicas != valid.replicas || live.scaling != valid.scaling {
         Change::Scale
     } else {
         Change::Nothing
@@ -302,6 +313,10 @@ impl Timeline {
         let Ok(valid) = validate(&service) else {
             return;
         };
+        let valid = ValidService {
+            replicas: self.replicas,
+            ..valid
+        };
         // Which model and artifact it is decides nothing about what a pod asks for.
         let any = Digest::of_bytes(b"");
         let template = deployment::template(&valid, &any, &any);
@@ -397,6 +412,10 @@ impl Plain for Timeline {
                     exact(self.shortest_seconds)
                 ),
             );
+        }
+        if !self.scaling.is_empty() {
+            let said = indented(&self.scaling, style);
+            push(&mut text, format_args!("\nscaling\n{said}"));
         }
         text += "\ngates\n";
         text += &indented(&self.gates, style);

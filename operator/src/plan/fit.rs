@@ -13,6 +13,7 @@ use crate::action::RoomQuestion;
 use crate::canary;
 use crate::observed::FrozenRevision;
 use crate::places::{self, Fit};
+use crate::validate::ValidService;
 
 /// How often a canary without room is looked at again: nodes and other pods are not watched.
 const LOOK_AGAIN: Duration = Duration::from_mins(1);
@@ -65,6 +66,27 @@ pub(super) fn may_begin(
     decisions.no_room = Some(message);
     decisions.wake.push(LOOK_AGAIN);
     false
+}
+
+/// Whether stable may have `replicas` pods while `target` is on trial: only where all of them, and the canary's at its largest, fit as well.
+pub(super) fn may_grow(
+    world: &World<'_>,
+    decisions: &mut Decisions,
+    target: &FrozenRevision,
+    replicas: i32,
+) -> bool {
+    let at = decisions.memory.rollout.as_ref();
+    let free = at.is_some_and(|at| at.room.is_empty() && at.stage != RolloutStage::RollingBack);
+    let valid = ValidService {
+        replicas,
+        ..world.valid.clone()
+    };
+    let grown = World {
+        valid: &valid,
+        ..*world
+    };
+    let peak = canary::peak(&valid.rollout, replicas);
+    free && fit(&grown, decisions, target, peak) == Fit::Beside
 }
 
 /// Before the canary's pods are made or grow: where they do not all fit beside stable's, some of stable's make room from now on.

@@ -37,8 +37,8 @@ pub(super) fn ready(
 /// Stable serves: at most a quarter of its pods is missing, as a Deployment's own rule has it. A canary that takes their place and the
 /// traffic counts too.
 pub(super) fn available(world: &World<'_>, decisions: &Decisions) -> Said {
-    let replicas = world.valid.replicas;
-    let enough = (replicas - replicas / 4).max(1);
+    let least = world.least();
+    let enough = (least - least / 4).max(1);
     let stable = decisions.memory.stable.as_ref();
     let seen = stable.and_then(|stable| world.deployment(&stable.revision));
     let message = pods(world, decisions);

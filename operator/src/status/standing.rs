@@ -237,9 +237,8 @@ fn failed(world: &World<'_>, decisions: &Decisions) -> String {
 
 /// Stable is what the spec asks for; are its pods there?
 fn serving(world: &World<'_>, decisions: &Decisions) -> Standing {
-    let replicas = world.valid.replicas;
     let stable = decisions.memory.stable.as_ref();
-    let runs = stable.is_some_and(|stable| world.runs(&stable.revision, replicas));
+    let runs = stable.is_some_and(|stable| is_up(world, &stable.revision));
     let selected = traffic_is_right(world, &decisions.memory);
     let problem = route_problem(world, &decisions.memory);
     if runs && selected {
@@ -263,6 +262,15 @@ fn serving(world: &World<'_>, decisions: &Decisions) -> Standing {
         stalled: None,
         busy: Some((Reason::PodsNotReady, message)),
     }
+}
+
+/// Whether stable's pods are there. Those that only the load asks for may still be on their way.
+fn is_up(world: &World<'_>, stable: &str) -> bool {
+    if world.valid.scaling.is_none() {
+        return world.runs(stable, world.valid.replicas);
+    }
+    let seen = world.deployment(stable);
+    seen.is_some_and(|seen| seen.up_to_date && seen.available >= world.least())
 }
 
 /// How many of stable's pods are there, and what is wrong with the others.

@@ -75,6 +75,13 @@ fn a_request_is_another_when_anything_but_the_replicas_changes() {
     };
     let same = request(|_| {});
     assert_eq!(same, request(|service| service.spec.replicas = 7));
+    assert_eq!(
+        same,
+        request(|service| {
+            let scaling = r#"{"minReplicas": 1, "maxReplicas": 3, "targets": {"queueLength": 4}}"#;
+            service.spec.scaling = Some(serde_json::from_str(scaling).unwrap());
+        })
+    );
     assert_ne!(
         same,
         request(|service| service.spec.slo.tpot.max_milliseconds = Some(7))

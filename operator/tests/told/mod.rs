@@ -239,6 +239,7 @@ impl Told {
             since: Some(window.since),
             taken_at: Some(self.now),
             tracks: [(stable, track(0.02)), (canary, track(0.02 * slowness))].into(),
+            loads: Vec::new(),
         })
     }
 
@@ -414,12 +415,25 @@ fn written(action: &Action, status: &MixQuantServiceStatus) -> String {
         .map(|failed| format!("{} {:?}", failed.revision, failed.reason))
         .collect();
     format!(
-        "{word} {:?}: stable {}, canary {}{rollout}, calibrations {}, failed {failed:?}",
+        "{word} {:?}: stable {}, canary {}{rollout}, calibrations {}, failed {failed:?}{}",
         status.phase.expect("a phase"),
         revision(&status.stable),
         revision(&status.canary),
         status.calibrations.len(),
+        wanted(status),
     )
+}
+
+/// The pods that the load asks for, in a line of their own.
+fn wanted(status: &MixQuantServiceStatus) -> String {
+    let Some(chosen) = &status.scaling else {
+        return String::new();
+    };
+    let held = chosen
+        .held
+        .map_or(String::new(), |held| format!(", held: {held:?}"));
+    let (pods, reason) = (chosen.desired_replicas, &chosen.reason);
+    format!("\n    {pods} pods wanted: {reason}{held}")
 }
 
 /// An action in one line.

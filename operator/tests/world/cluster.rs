@@ -13,6 +13,8 @@ use mixquant_operator::observed::{
     Companion, FrozenRevision, JobState, Observed, ObservedJob, ObservedRevision, Traffic,
 };
 
+use super::demand::Demand;
+use super::faults::rollback_window;
 use super::gateway::{self, Gateway};
 use super::places::{GPU, Places, size};
 use super::scenario::Dice;
@@ -108,7 +110,7 @@ pub struct Cluster {
     pub(super) disturbed: bool,
     /// What is wrong with metrics pages, and until when.
     pub(super) fault: Option<(MetricFault, i64)>,
-    /// Since when.
+    /// Since when, or since when nothing is.
     pub(super) fault_since: i64,
     /// The canaries that a person asked to promote in full.
     pub(super) asked_full: BTreeSet<String>,
@@ -116,6 +118,8 @@ pub struct Cluster {
     pub(super) was_stable: BTreeSet<String>,
     pub(super) places: Places,
     pub(super) volume: Volume,
+    /// What people wanted, and since when.
+    pub(super) demands: Vec<Demand>,
     /// When the garbage collector takes what the deleted service owned.
     pub(super) collected_at: Option<i64>,
 }
@@ -170,7 +174,8 @@ pub(super) fn at_most(replicas: i32, gpus: Option<usize>) -> i32 {
 
 impl Cluster {
     pub fn new(seed: u64, gpus: Option<usize>, traffic: u8) -> Self {
-        let service = base(gpus, traffic);
+        let mut service = base(gpus, traffic);
+        service.spec.rollout.rollback_window = rollback_window(seed % 3 == 2);
         let mut cluster = Self {
             now: 0,
             changes: 1,
@@ -204,6 +209,7 @@ impl Cluster {
                 ..Places::default()
             },
             volume: Volume::default(),
+            demands: Vec::new(),
             collected_at: None,
         };
         cluster.make_users_route();

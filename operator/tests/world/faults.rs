@@ -8,6 +8,7 @@ use mixquant_crds::{KvPrecision, Span};
 use mixquant_operator::observed::Traffic;
 
 use super::cluster::{Cluster, at_most, gpus_each, moment};
+use super::demand::{least, scaling};
 use super::gateway;
 use super::operator::Operator;
 use super::scenario::{Ask, Change, Happening};
@@ -23,9 +24,15 @@ fn pause(duration: Option<&str>) -> Step {
     }
 }
 
+/// Two revisions, or none.
+pub fn rollback_window(lenient: bool) -> Option<RollbackWindow> {
+    lenient.then_some(RollbackWindow { revisions: 2 })
+}
+
 impl Cluster {
     pub fn happen(&mut self, happening: &Happening, operator: &mut Operator) -> Result<(), String> {
         self.note(|| format!("{happening:?}"));
+        operator.stir();
         match *happening {
             Happening::Change(change) => self.change(change),
             Happening::Crash(after) => operator.crash = Some(after),
@@ -49,7 +56,9 @@ impl Cluster {
                 self.fault(*happening);
             }
         }
-        self.changed();
+        if !matches!(happening, Happening::Change(Change::Demand(_))) {
+            self.changed();
+        }
         self.check()
     }
 
@@ -72,11 +81,16 @@ impl Cluster {
             Change::Traffic(mode) if self.places.gpus.is_none() => {
                 spec.traffic = gateway::spec(mode);
             }
-            Change::Replicas(replicas) => spec.replicas = at_most(replicas, self.places.gpus),
+            Change::Replicas(replicas) if spec.scaling.is_none() => {
+                spec.replicas = at_most(replicas, self.places.gpus);
+            }
+            Change::Scaling(which) => spec.scaling = scaling(which, at_most(2, self.places.gpus)),
+            Change::Demand(pods) => return self.want(pods),
             Change::Gpus(gpus) if self.places.gpus.is_none_or(|all| all >= gpus) => {
                 spec.engine.resources = Some(gpus_each(gpus));
             }
-            Change::Traffic(_) | Change::Gpus(_) => {}
+            // The API refuses replicas that scaling owns; no node has room for the others.
+            Change::Replicas(_) | Change::Traffic(_) | Change::Gpus(_) => {}
             Change::Surge(surge) => spec.rollout.surge = surge,
             Change::Hold(seconds) => {
                 let mut steps = spec.rollout.steps.iter_mut();
@@ -99,13 +113,12 @@ impl Cluster {
                 };
             }
             Change::Lenient(lenient) => {
-                let revisions = RollbackWindow { revisions: 2 };
-                spec.rollout.rollback_window = lenient.then_some(revisions);
+                spec.rollout.rollback_window = rollback_window(lenient);
                 spec.rollout.abort_scale_down_delay_seconds = if lenient { 60 } else { 0 };
             }
         }
         if *spec != before {
-            self.floor.replicas = spec.replicas.min(before.replicas);
+            self.floor.replicas = least(spec).min(least(&before));
             // New pods of a scaled stable need their time.
             self.floor.heals_at = self.floor.heals_at.max(self.now + 60);
             let generation = self.service.metadata.generation.unwrap();
@@ -153,7 +166,9 @@ impl Cluster {
     }
 
     pub(super) fn end_fault(&mut self) {
-        self.fault = None;
+        if self.fault.take().is_some() {
+            self.fault_since = self.now;
+        }
         for pod in &mut self.pods {
             pod.frozen = None;
         }

@@ -146,6 +146,7 @@ impl Cluster {
             }
         }
         self.may_make_room(plan, &before, next)?;
+        self.may_choose(&before, next)?;
         let (Some(from), Some(to)) = (&before.rollout, &next.rollout) else {
             return Ok(());
         };
@@ -283,9 +284,8 @@ impl Cluster {
             .as_ref()
             .is_some_and(|stable| stable.revision == *revision);
         let at = status.rollout.as_ref().filter(|_| status.canary.is_some());
-        let kept = at.map_or(valid.replicas, |at| {
-            canary::stable_size(&valid.rollout, at, valid.replicas)
-        });
+        let wanted = self.desired();
+        let kept = at.map_or(wanted, |at| canary::stable_size(&valid.rollout, at, wanted));
         if stable && replicas < kept {
             return Err(format!("stable {revision} is scaled to {replicas}"));
         }
@@ -370,7 +370,8 @@ impl Cluster {
             .iter()
             .filter(|pod| self.is_ready(pod) && self.selects(&pod.revision));
         let serving = i32::try_from(serving.count()).unwrap();
-        let floor = self.floor.replicas;
+        // A trial may hold the number below bounds that have risen meanwhile.
+        let floor = self.floor.replicas.min(self.desired());
         let floor = self.floor_of_gap().map_or(floor, |gap| floor.min(gap));
         if serving < floor {
             return Err(format!("{serving} pods serve, {floor} are asked for"));

@@ -12,6 +12,7 @@
 use std::collections::BTreeMap;
 
 mod cluster;
+mod demand;
 mod faults;
 mod gateway;
 mod invariants;
@@ -147,8 +148,13 @@ impl Simulation {
         if self.waits_for_a_person() {
             return true;
         }
-        // Something missing is looked for again and again, and that is rest.
-        let looks = self.operator.only_looks() && self.cluster.phase() == "Pending";
+        // Something missing is looked for again and again, and so is the load; that is rest.
+        let phase = self.cluster.phase();
+        let scales =
+            self.cluster.scales() && ["Ready", "Degraded", "Pending"].contains(&phase.as_str());
+        let looks = scales || phase == "Pending";
+        let looks = looks && self.operator.only_looks(self.cluster.scales());
+        let looks = looks && self.cluster.has_been_seen();
         let waits = self.operator.next().is_some() && !looks;
         !self.operator.is_due(&self.cluster) && !waits && !self.cluster.is_moving()
     }
@@ -192,6 +198,7 @@ impl Simulation {
         if !self.waits_for_a_person() {
             self.operator.confirm_rest(&mut self.cluster)?;
         }
+        self.cluster.is_answered()?;
         let end = self.cluster.end();
         // Pending: something that the spec names is missing. Deleted services are at rest anywhere.
         let rests = ["Ready", "Degraded", "Pending", "Paused"].contains(&end.phase.as_str());

@@ -12,8 +12,10 @@ use super::cluster::{Cluster, moment, second};
 use super::invariants::Done;
 use super::traffic::Scraper;
 
-/// How often something missing is looked for.
-const LOOK_AGAIN: Duration = Duration::from_mins(1);
+/// How often something missing is looked for, and how often the load.
+const LOOKS: [Duration; 2] = [Duration::from_mins(1), Duration::from_secs(15)];
+/// Looks at a load that stays as it is, after which nothing more follows from it.
+const SETTLED: u32 = 10;
 
 /// The operator's process.
 #[derive(Debug, Default)]
@@ -70,8 +72,13 @@ impl Operator {
     }
 
     /// Whether it waits for something outside and looks again only in case a watch is lost.
-    pub fn only_looks(&self) -> bool {
-        self.idle > 1
+    pub fn only_looks(&self, at_the_load: bool) -> bool {
+        self.idle > if at_the_load { SETTLED } else { 1 }
+    }
+
+    /// Something happened that no watch tells: what was looked at is looked at anew.
+    pub fn stir(&mut self) {
+        self.idle = 0;
     }
 
     pub fn is_due(&self, cluster: &Cluster) -> bool {
@@ -124,7 +131,8 @@ impl Operator {
         }
         let observed = cluster.observe(stale);
         let (valid, plan) = self.decide(cluster, observed);
-        self.scraper.set_window(plan.window.clone());
+        let load = plan.load.as_ref();
+        self.scraper.set_windows(plan.window.clone(), load);
         self.requeue = plan.requeue.map(|after| cluster.now + seconds(after));
         if let Some(window) = &plan.window {
             // Baselines are taken as soon as the window opens.
@@ -133,7 +141,8 @@ impl Operator {
                 self.requeue = Some(self.requeue.map_or(opens, |at| at.min(opens)));
             }
         }
-        let looks = plan.requeue == Some(LOOK_AGAIN) && self.window().is_none();
+        let looks = plan.requeue.is_some_and(|after| LOOKS.contains(&after));
+        let looks = looks && self.window().is_none();
         self.idle = if plan.actions.is_empty() && looks {
             self.idle + 1
         } else {
@@ -168,7 +177,7 @@ impl Operator {
         let observed = cluster.observe(0);
         let (_, plan) = self.decide(cluster, observed);
         let ask: Vec<&Action> = plan.actions.iter().collect();
-        if ask.is_empty() && plan.requeue.is_none_or(|after| after == LOOK_AGAIN) {
+        if ask.is_empty() && plan.requeue.is_none_or(|after| LOOKS.contains(&after)) {
             Ok(())
         } else {
             Err(format!(

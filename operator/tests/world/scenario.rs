@@ -40,7 +40,7 @@ impl Dice {
     }
 }
 
-/// A change of the spec or of what it names.
+/// A change of the spec, of what it names, or of what people want of the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// 0 and 1 are good, 2 is slow (1.5 times), 3 never gets ready, 4 fails requests, 5 runs out of memory.
@@ -53,6 +53,10 @@ pub enum Change {
     Replicas(i32),
     /// `spec.traffic`.
     Traffic(u8),
+    /// `spec.scaling`: 0 for none.
+    Scaling(u8),
+    /// People want so many pods' worth.
+    Demand(i32),
     /// GPUs of each pod.
     Gpus(usize),
     /// `spec.rollout.surge`.
@@ -165,12 +169,18 @@ impl Scenario {
         let mut dice = Dice::new(seed);
         let mut at = 0;
         let count = 3 + dice.below(12);
-        let happenings = (0..count)
+        let mut happenings: Vec<_> = (0..count)
             .map(|_| {
                 at += i64::try_from(dice.below(120)).unwrap();
                 (at, any(&mut dice))
             })
             .collect();
+        if seed % 8 == 1 {
+            // Larger pods are asked for while another service has what they need.
+            happenings.push((150, Happening::Tenant(4, 55)));
+            happenings.push((151, Happening::Change(Change::Gpus(2))));
+            happenings.sort_by_key(|(at, _)| *at);
+        }
         Self {
             seed,
             gpus: gpus(seed),
@@ -263,7 +273,9 @@ fn traffic(seed: u64) -> u8 {
 }
 
 fn change(dice: &mut Dice) -> Change {
-    match dice.below(14) {
+    match dice.below(18) {
+        14 => Change::Scaling(u8::try_from(dice.below(4)).unwrap()),
+        15..=17 => Change::Demand(i32::try_from(dice.below(6)).unwrap()),
         12 => Change::Gpus(1 + usize::try_from(dice.below(2)).unwrap()),
         13 => Change::Surge(
             [Surge::Auto, Surge::Never, Surge::Auto][usize::try_from(dice.below(3)).unwrap()],
@@ -302,10 +314,12 @@ fn metrics(dice: &mut Dice) -> Happening {
 }
 
 fn any(dice: &mut Dice) -> Happening {
-    match dice.below(35) {
-        34 => Happening::Tenant(
+    match dice.below(42) {
+        35 => Happening::Change(Change::Scaling(1 + u8::try_from(dice.below(3)).unwrap())),
+        36 | 37 => Happening::Change(Change::Demand(i32::try_from(dice.below(6)).unwrap())),
+        34 | 38..=41 => Happening::Tenant(
             1 + usize::try_from(dice.below(4)).unwrap(),
-            5 + i64::try_from(dice.below(90)).unwrap(),
+            5 + i64::try_from(dice.below(50)).unwrap(),
         ),
         24..=26 => Happening::Change(way(dice)),
         27..=30 => Happening::Ask(ask(dice)),

@@ -8,6 +8,7 @@ use mixquant_crds::report::VerifyReport;
 use mixquant_operator::action::Window;
 use mixquant_operator::counted::Counted;
 use mixquant_operator::histogram::Histogram;
+use mixquant_operator::load::{LoadWindow, Loads};
 use mixquant_operator::observed::ObservedPod;
 use mixquant_operator::prometheus_text::Scrape;
 use mixquant_operator::samples::{Samples, Series, Value};
@@ -104,6 +105,10 @@ impl Counters {
             (Series::Tpot, Ok(Value::Histogram(tpot))),
             (Series::Answered, Ok(Value::Count(self.answered))),
             (Series::Errors, Ok(Value::Count(self.errors))),
+            (Series::Cancelled, Ok(Value::Count(0))),
+            (Series::Rejected, Ok(Value::Count(0))),
+            (Series::Running, Ok(Value::Level(0.0))),
+            (Series::Waiting, Ok(Value::Level(0.0))),
         ])
     }
 }
@@ -140,12 +145,15 @@ impl MetricFault {
 pub struct Page {
     pub pod: ObservedPod,
     pub counters: Counters,
+    /// The part of its KV cache in use.
+    pub kv_cache_usage: f64,
     pub fault: Option<MetricFault>,
 }
 
 impl Page {
     fn answer(&self) -> Result<Scrape, String> {
         let mut series = self.counters.series();
+        series.insert(Series::KvUsage, Ok(Value::Level(self.kv_cache_usage)));
         match self.fault {
             Some(MetricFault::Down) => return Err("status 503".into()),
             Some(MetricFault::Empty | MetricFault::Renamed) => series.clear(),
@@ -164,36 +172,55 @@ impl Page {
     }
 }
 
-/// The scraper: its windows are lost when the operator dies.
+/// The scraper: what it knows is lost when the operator dies.
 #[derive(Debug, Default)]
 pub struct Scraper {
     pub window: Option<Window>,
     counted: Option<Counted>,
+    loads: Option<Loads>,
 }
 
 impl Scraper {
-    pub fn set_window(&mut self, window: Option<Window>) {
+    pub fn set_windows(&mut self, window: Option<Window>, load: Option<&LoadWindow>) {
         if self.window != window {
             self.counted = window.clone().map(Counted::new);
             self.window = window;
         }
+        self.loads = load.map(|load| {
+            let mut loads = self.loads.take();
+            let loads = loads.get_or_insert_with(|| Loads::new(load.clone()));
+            loads.set_window(load);
+            loads.clone()
+        });
     }
 
     pub fn scrape(&mut self, pages: &[Page], now: Timestamp) -> Samples {
-        let Some(counted) = &mut self.counted else {
-            return Samples::default();
-        };
-        if now < counted.window().since {
-            return Samples::default();
+        let answers: Vec<_> = pages
+            .iter()
+            .map(|page| (page.pod.clone(), page.answer()))
+            .collect();
+        if let Some(loads) = &mut self.loads {
+            loads.add(&answers, now);
         }
+        let loads = self.loads.as_ref().map_or_else(Vec::new, Loads::entries);
+        let counted = self.counted.as_mut();
+        let Some(counted) = counted.filter(|counted| now >= counted.window().since) else {
+            return Samples {
+                loads,
+                ..Samples::default()
+            };
+        };
         counted.begin();
-        for page in pages {
-            if !counted.asked(std::slice::from_ref(&page.pod)).is_empty() {
-                counted.absorb(&page.pod, page.answer(), now);
+        for (pod, answer) in answers {
+            if counted.asks(&pod) {
+                counted.absorb(&pod, answer, now);
             }
         }
         counted.end(now);
-        counted.samples()
+        Samples {
+            loads,
+            ..counted.samples()
+        }
     }
 }
 

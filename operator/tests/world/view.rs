@@ -15,8 +15,14 @@ use super::traffic::Page;
 impl Cluster {
     pub fn pages(&self) -> Vec<Page> {
         let ready = self.pods.iter().filter(|pod| self.is_ready(pod));
+        let used = self.kv_cache_usage();
         ready
             .map(|pod| Page {
+                kv_cache_usage: if self.selects(&pod.revision) {
+                    used
+                } else {
+                    0.0
+                },
                 pod: self.pod(pod),
                 counters: pod.frozen.as_ref().unwrap_or(&pod.counters).clone(),
                 fault: self.fault.map(|(fault, _)| fault),
