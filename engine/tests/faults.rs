@@ -270,21 +270,23 @@ fn sigterm_ends_a_job_with_its_answer_and_nothing_left() {
     assert_eq!(jobs::files(&out), [Path::new(".lock")]);
 }
 
+/// As little as a calibration can be asked for.
+const SMALL: [&str; 6] = [
+    "--samples",
+    "2",
+    "--sequence-length",
+    "128",
+    "--eval-samples",
+    "1",
+];
+
 /// Kills while an artifact is removed: it is whole or hidden, never half, and the next run ends what was begun.
 #[test]
 fn killed_while_it_removes_an_artifact_it_leaves_no_half_and_the_next_run_ends_it() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
-    let small = [
-        "--samples",
-        "2",
-        "--sequence-length",
-        "128",
-        "--eval-samples",
-        "1",
-    ];
     let arguments = |more: &[&str]| {
-        let extra = [&small[..], &["--owner", "chat"], more].concat();
+        let extra = [&SMALL[..], &["--owner", "chat"], more].concat();
         jobs::calibrate(&out, &jobs::plan(), &extra)
     };
     let kept = jobs::artifact(&calibrate::Options {
@@ -353,18 +355,7 @@ fn killed_at_any_moment_nothing_half_written_validates_and_a_rerun_works() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
     let started = Instant::now();
-    let arguments = jobs::calibrate(
-        &out,
-        &jobs::plan(),
-        &[
-            "--samples",
-            "2",
-            "--sequence-length",
-            "128",
-            "--eval-samples",
-            "1",
-        ],
-    );
+    let arguments = jobs::calibrate(&out, &jobs::plan(), &SMALL);
     let undisturbed = jobs::engine(&arguments);
     assert!(
         undisturbed.status.success(),

@@ -2,7 +2,7 @@
 //!
 //! Soft state, as all samples are: after a restart of the operator it begins anew, and what is not known takes no pod away (see `scaling`).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -98,7 +98,7 @@ impl Loads {
             at: now,
             ..Load::default()
         };
-        let mut counted = BTreeMap::new();
+        let (mut counted, mut silent) = (BTreeMap::new(), BTreeSet::new());
         for (pod, answer) in answers {
             if !self.asks(pod) {
                 continue;
@@ -107,6 +107,7 @@ impl Loads {
             let Some((scrape, carried)) = scrape.and_then(|scrape| Some((scrape, read(scrape)?)))
             else {
                 load.silent += 1;
+                silent.insert(pod.uid.as_str());
                 continue;
             };
             load.pods += 1;
@@ -122,12 +123,8 @@ impl Loads {
             counted.insert(process, carried.requests);
         }
         // One that was silent goes on from where it was when it speaks again.
-        let silent = |uid: &str| {
-            let mut asked = answers.iter();
-            asked.any(|(pod, answer)| pod.uid == uid && answer.is_err())
-        };
         for (process, requests) in std::mem::take(&mut self.counted) {
-            if silent(&process.0) {
+            if silent.contains(process.0.as_str()) {
                 counted.entry(process).or_insert(requests);
             }
         }
@@ -177,3 +174,7 @@ fn read(scrape: &Scrape) -> Option<Carried> {
         requests,
     })
 }
+
+#[cfg(test)]
+#[path = "load_tests.rs"]
+mod tests;

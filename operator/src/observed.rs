@@ -355,6 +355,9 @@ pub enum Track {
 }
 
 impl Track {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Stable, Self::Canary];
+
     /// The suffix of its Service's name, and the header value that pins a request to it.
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -79,10 +79,10 @@ impl Scraper {
             same.unwrap_or_else(|| Counted::new(window.clone()))
         });
         asked.loads = load.map(|load| {
-            let mut loads = asked.loads.take();
-            let loads = loads.get_or_insert_with(|| Loads::new(load.clone()));
+            let kept = asked.loads.take();
+            let mut loads = kept.unwrap_or_else(|| Loads::new(load.clone()));
             loads.set_window(load);
-            loads.clone()
+            loads
         });
     }
 

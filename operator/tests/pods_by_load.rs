@@ -1,8 +1,6 @@
 //! What is promised of the number of pods that the load asks for, whatever the load; what is kept of it is in `loads`.
 #![expect(clippy::unwrap_used, reason = "this is a test: a panic is its failure")]
 
-mod loads;
-
 use jiff::Timestamp;
 use mixquant_crds::MixQuantService;
 use mixquant_operator::load::Load;

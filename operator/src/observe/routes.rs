@@ -19,7 +19,6 @@ use crate::stored;
 use crate::validate::Routing;
 use crate::validate::traffic::routing;
 
-const TRACKS: [Track; 2] = [Track::Stable, Track::Canary];
 /// Asked of a track's Service.
 const ABSENT: &str = "is it absent";
 
@@ -79,7 +78,7 @@ impl Observer {
     ) -> Result<(), Error> {
         let namespace = owner.namespace.as_str();
         let api: Api<Service> = self.api(namespace);
-        let names = TRACKS.map(|track| track_name(&owner.name, track));
+        let names = Track::ALL.map(|track| track_name(&owner.name, track));
         let is_absent = |name: &String| self.known.recall::<Service>(namespace, name, ABSENT);
         let ours = match routing {
             // A Service of somebody else that has such a name is none of our affair then.
@@ -101,7 +100,7 @@ impl Observer {
             }
             Routing::Own(_) | Routing::Users { .. } => None,
         };
-        for track in TRACKS {
+        for track in Track::ALL {
             let name = track_name(&owner.name, track);
             let found = match &ours {
                 Some(ours) => ours.iter().find(|one| one.name_any() == name).cloned(),

@@ -16,7 +16,6 @@ use crate::canary;
 use crate::observed::{FoundRoute, Kind, ObservedRoute, Track, Traffic};
 use crate::validate::Routing;
 
-const TRACKS: [Track; 2] = [Track::Stable, Track::Canary];
 /// How soon to look again at a Gateway that has not answered, should its watch be lost.
 const LOOK_AGAIN: Duration = Duration::from_mins(1);
 
@@ -73,7 +72,7 @@ fn selects(world: &World<'_>, track: Track, revision: &str) -> bool {
 pub fn traffic_is_right(world: &World<'_>, memory: &MixQuantServiceStatus) -> bool {
     let seen = world.observed.traffic.as_ref();
     let main = wanted_traffic(world, memory) == seen.and_then(|seen| seen.selects.clone());
-    main && TRACKS.into_iter().all(|track| {
+    main && Track::ALL.into_iter().all(|track| {
         let is_used = world.valid.rollout.routed || world.observed.tracks.of(track).is_some();
         let wanted = wanted_track(world, memory, track);
         !is_used || wanted.is_none_or(|wanted| selects(world, track, &wanted))
@@ -97,7 +96,9 @@ pub fn route_problem(world: &World<'_>, memory: &MixQuantServiceStatus) -> Optio
     let service = &world.valid.name;
     let route = world.valid.traffic.route(service)?;
     memory.stable.as_ref()?;
-    let tracks = TRACKS.map(|track| track_name(service, track)).join(" and ");
+    let tracks = Track::ALL
+        .map(|track| track_name(service, track))
+        .join(" and ");
     let why = match &world.observed.route {
         None => "has not been looked at".to_owned(),
         Some(ObservedRoute::Unknown { why }) => return Some(why.clone()),
@@ -163,7 +164,7 @@ pub fn weight(world: &World<'_>, memory: &MixQuantServiceStatus) -> i32 {
 /// What the Services select. The weights come later, see [`route`]: a canary that failed leaves by its selector.
 pub(super) fn selectors(world: &World<'_>, decisions: &mut Decisions, actions: &mut Vec<Action>) {
     main_service(world, decisions, actions);
-    for track in TRACKS {
+    for track in Track::ALL {
         track_service(world, decisions, track, actions);
     }
 }

@@ -271,7 +271,7 @@ fn check_gateway(state: &State) {
     };
     let status = status(state);
     let stage = status.rollout.map(|at| at.stage);
-    for track in [Track::Stable, Track::Canary] {
+    for track in Track::ALL {
         let Some(revision) = selects(observed.tracks.of(track)) else {
             continue;
         };

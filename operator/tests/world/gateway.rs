@@ -337,7 +337,7 @@ impl Cluster {
 
     /// What the operator sees of it.
     pub(super) fn show_gateway(&self, observed: &mut Observed) {
-        for track in [Track::Stable, Track::Canary] {
+        for track in Track::ALL {
             let revision = self.gateway.tracks[place(track)].clone();
             *observed.tracks.of_mut(track) = revision.map(|revision| ObservedTraffic {
                 selects: Some(Traffic::Only(revision)),

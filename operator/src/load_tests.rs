@@ -1,26 +1,9 @@
 //! What is kept of pods' answers.
 
-use jiff::Timestamp;
-use mixquant_operator::load::{Load, LoadWindow, Loads};
-use mixquant_operator::observed::ObservedPod;
-use mixquant_operator::prometheus_text::Scrape;
-use mixquant_operator::samples::{Series, Value};
 use proptest::prelude::*;
 
-fn pod(uid: &str, revision: &str) -> ObservedPod {
-    ObservedPod {
-        name: format!("chat-{uid}"),
-        uid: uid.into(),
-        revision: revision.into(),
-        ip: Some("127.0.0.1".into()),
-        ready: true,
-        terminating: false,
-        restarts: 0,
-        cannot_start: None,
-        out_of_memory: false,
-        created_at: Timestamp::UNIX_EPOCH,
-    }
-}
+use super::*;
+use crate::observed::fixture::pod;
 
 fn page(start: u64, requests: u64, waiting: f64) -> Scrape {
     let level = |level| Ok(Value::Level(level));
@@ -97,6 +80,8 @@ fn a_pod_that_does_not_say_it_plainly_is_silent_and_goes_on_when_it_speaks_again
     assert_eq!(last(&loads).requests, 20);
     loads.add(&[(pod("a", "stable"), Ok(half))], at(45));
     assert_eq!((last(&loads).pods, last(&loads).silent), (0, 1));
+    loads.add(&[answer("a", 135)], at(60));
+    assert_eq!(last(&loads).requests, 35);
 }
 
 #[test]
