@@ -90,8 +90,7 @@ pub fn load(directory: &Path, copies: Copies) -> Result<Load> {
         let mut cache = model.new_cache(PROMPT);
         let prompt = tokens(PROMPT, model.config().vocab_size);
         read_prompt(&model, &mut Workspace::default(), &mut cache, &prompt)?;
-        let bytes = model.weight_bytes();
-        weight_bytes = bytes.precise + bytes.quantised + bytes.scratch;
+        weight_bytes = model.weight_bytes().total();
         Ok::<(), Error>(())
     })?;
     Ok(Load {

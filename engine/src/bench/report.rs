@@ -92,10 +92,9 @@ pub(super) fn row(subject: &Subject, options: &Options, roofs: &Roofs) -> Row {
     let lengths = options.prefill.iter().enumerate();
     let prefill = lengths.map(|(index, length)| cell(index, *length, *length, operations, peak));
     let bytes = subject.model.bytes_a_token() + subject.context.bytes();
-    let weights = subject.model.weight_bytes();
     Row {
         scheme: subject.storage.to_string(),
-        weight_bytes: weights.precise + weights.quantised + weights.scratch,
+        weight_bytes: subject.model.weight_bytes().total(),
         prefill: prefill.collect(),
         decode: cell(
             options.prefill.len(),

@@ -183,11 +183,17 @@ impl Source {
         }
     }
 
-    /// The model with its linears stored so.
+    /// The model with its linears stored so, as it serves.
     ///
     /// # Errors
     /// A model that cannot be opened.
     pub fn model(&self, storage: Storage) -> Result<Model> {
+        let mut model = self.open(storage)?;
+        model.hold();
+        Ok(model)
+    }
+
+    fn open(&self, storage: Storage) -> Result<Model> {
         match (self, storage) {
             (Self::Directory(path), Storage::Precise) => Model::open(path),
             (Self::Directory(path), Storage::Quantised(scheme)) => {

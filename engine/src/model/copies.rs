@@ -150,12 +150,21 @@ impl Linear {
     }
 }
 
-/// Which matrices are wanted in BF16.
+/// Which matrices a plan computes with in BF16.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Rounded {
+pub(super) struct Wanted {
     pub(super) linears: bool,
     /// Embedding and head.
     pub(super) others: bool,
+}
+
+impl Wanted {
+    pub(super) fn by(decode: DecodeScheme) -> Self {
+        Self {
+            linears: decode == DecodeScheme::BF16,
+            others: decode != DecodeScheme::FP32,
+        }
+    }
 }
 
 /// Bytes of weights in memory.
@@ -169,6 +178,13 @@ pub struct WeightBytes {
     pub decode: usize,
     /// At most, while a prompt is read and its quantised linears are made on the way.
     pub scratch: usize,
+}
+
+impl WeightBytes {
+    /// All of them, at most.
+    pub const fn total(&self) -> usize {
+        self.precise + self.quantised + self.decode + self.scratch
+    }
 }
 
 impl Layer {

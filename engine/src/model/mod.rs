@@ -9,6 +9,7 @@ pub mod config;
 mod copies;
 mod digest;
 mod forward;
+mod halves;
 mod linear;
 mod rope;
 mod simulated;
@@ -27,7 +28,7 @@ pub(crate) use self::checkpoint::random_values;
 use self::checkpoint::{Checkpoint, Random, Requantised};
 pub(crate) use self::checkpoint::{SHARD_INDEX, SINGLE_SHARD, map, shards_of_index};
 pub use self::config::Config;
-use self::copies::{Attached, Rounded};
+use self::copies::{Attached, Wanted};
 pub use self::copies::{Copies, WeightBytes, decode_scheme};
 pub(crate) use self::digest::FILES as CONFIGURATION_FILES;
 use self::linear::Arithmetic;
@@ -220,10 +221,7 @@ impl Model {
                 .map(|(_, bytes)| bytes.len() as u64)
                 .sum(),
         };
-        weights.round(Rounded {
-            linears: true,
-            others: true,
-        });
+        weights.round(Wanted::by(DecodeScheme::BF16));
         Ok(Self {
             ropes: [Some(&config.rope), config.local_rope.as_ref()]
                 .into_iter()
@@ -283,12 +281,19 @@ impl Model {
     /// A plan that cannot work with what is attached.
     pub fn set_plan(&mut self, plan: PrecisionPlan) -> Result<()> {
         check_plan(&plan, self.attached, self.importance.is_some())?;
-        self.weights.round(Rounded {
-            linears: plan.decode.scheme == DecodeScheme::BF16,
-            others: plan.decode.scheme != DecodeScheme::FP32,
-        });
+        self.weights.round(Wanted::by(plan.decode.scheme));
         self.plan = plan;
+        self.hold();
         Ok(())
+    }
+
+    /// Moves the precise weights that the plan computes with from the checkpoint's files into memory of their own, where decode reads them
+    /// fastest. A plan does it when it is set; a model that serves as it was opened has to be told. The baseline computes with whatever is there.
+    pub fn hold(&mut self) {
+        let decode = self.plan.decode.scheme;
+        if decode != DecodeScheme::FP32 {
+            self.weights.hold(Wanted::by(decode));
+        }
     }
 
     /// Takes what an artifact holds: the quantised copies of the block linears (or none), the importance thresholds and the plan.

@@ -1,4 +1,4 @@
-//! Stored tensors: bytes of a mapped file read as numbers, without a copy wherever the file allows it.
+//! Stored tensors: bytes of a mapped file read as numbers, without a copy until a plan computes with them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,7 +8,11 @@ use memmap2::Mmap;
 use safetensors::Dtype;
 
 use super::checkpoint::mmap::release;
+use super::halves::Halves;
 use crate::kernels::{Matrix, Values};
+
+/// Numbers that one thread moves or rounds at once: so much of a file is in memory twice for a moment.
+const PIECE: usize = 1 << 20;
 
 /// Where a tensor's numbers lie.
 #[derive(Debug, Clone)]
@@ -18,7 +22,7 @@ pub(super) enum Storage {
     /// F32 in the file, aligned.
     MappedF32(Arc<Mmap>, Range<usize>),
     /// BF16 copied.
-    Bf16(Vec<bf16>),
+    Bf16(Halves),
     /// F32 copied, or widened from F16.
     F32(Vec<f32>),
 }
@@ -28,8 +32,8 @@ pub(super) enum Storage {
 pub(super) struct Tensor {
     storage: Storage,
     shape: Vec<usize>,
-    /// The same rounded to BF16, when the plan computes in BF16 and the checkpoint does not store it.
-    rounded: Option<Vec<bf16>>,
+    /// The same in BF16 and in memory of their own, when the plan computes so: rounded from F32, or moved out of a mapped file.
+    own: Option<Halves>,
 }
 
 impl Storage {
@@ -40,7 +44,18 @@ impl Storage {
             Dtype::BF16 if bytemuck::try_cast_slice::<u8, bf16>(bytes).is_ok() => {
                 Some(Self::MappedBf16(map, range))
             }
-            Dtype::BF16 => Some(Self::Bf16(read(bytes, bf16::from_le_bytes))),
+            Dtype::BF16 => {
+                let pairs = bytes.as_chunks().0;
+                Some(Self::Bf16(Halves::fill(
+                    pairs.len(),
+                    PIECE,
+                    |first, dst| {
+                        for (dst, pair) in dst.iter_mut().zip(&pairs[first..]) {
+                            *dst = bf16::from_le_bytes(*pair);
+                        }
+                    },
+                )))
+            }
             Dtype::F32 if bytemuck::try_cast_slice::<u8, f32>(bytes).is_ok() => {
                 Some(Self::MappedF32(map, range))
             }
@@ -63,7 +78,7 @@ impl Storage {
             Self::MappedF32(map, own) => {
                 Self::MappedF32(Arc::clone(map), bytes(own.start, size_of::<f32>()))
             }
-            Self::Bf16(values) => Self::Bf16(values[range].to_vec()),
+            Self::Bf16(values) => Self::Bf16(copied(&values[range])),
             Self::F32(values) => Self::F32(values[range].to_vec()),
         }
     }
@@ -88,12 +103,19 @@ fn read<T, const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> T) -> Vec<T
         .collect()
 }
 
+/// The same numbers elsewhere.
+fn copied(values: &[bf16]) -> Halves {
+    Halves::fill(values.len(), PIECE, |first, dst| {
+        dst.copy_from_slice(&values[first..][..dst.len()]);
+    })
+}
+
 impl Tensor {
     pub(super) fn new(storage: Storage, shape: Vec<usize>) -> Self {
         Self {
             storage,
             shape,
-            rounded: None,
+            own: None,
         }
     }
 
@@ -107,13 +129,17 @@ impl Tensor {
     /// The tensor whose first dimension has the entries `rows` of this one's, in that order.
     pub(super) fn select(&self, rows: &[usize]) -> Self {
         let width: usize = self.shape[1..].iter().product();
-        let parts = rows.iter().map(|row| row * width..(row + 1) * width);
+        let part = |row: usize| row * width..(row + 1) * width;
         let storage = match self.stored() {
             Values::F32(values) => {
-                Storage::F32(parts.flat_map(|part| &values[part]).copied().collect())
+                let parts = rows.iter().flat_map(|row| &values[part(*row)]);
+                Storage::F32(parts.copied().collect())
             }
             Values::Bf16(values) => {
-                Storage::Bf16(parts.flat_map(|part| &values[part]).copied().collect())
+                let len = rows.len() * width;
+                Storage::Bf16(Halves::fill(len, width.max(1), |first, dst| {
+                    dst.copy_from_slice(&values[part(rows[first / width])]);
+                }))
             }
         };
         let mut shape = self.shape.clone();
@@ -123,30 +149,52 @@ impl Tensor {
 
     /// The numbers as stored.
     pub(super) fn stored(&self) -> Values<'_> {
-        self.storage.values()
+        match (&self.storage, &self.own) {
+            (Storage::MappedBf16(..), Some(own)) => Values::Bf16(own),
+            _ => self.storage.values(),
+        }
     }
 
     /// Keeps a copy rounded to BF16 beside an F32 original, or drops it.
     pub(super) fn round(&mut self, wanted: bool) {
-        self.rounded = match (wanted, self.storage.values()) {
-            (true, Values::F32(values)) => {
-                Some(values.iter().map(|value| bf16::from_f32(*value)).collect())
-            }
-            _ => None,
+        let Values::F32(values) = self.storage.values() else {
+            return;
         };
-        if self.rounded.is_some() {
+        self.own = wanted.then(|| {
+            Halves::fill(values.len(), PIECE, |first, dst| {
+                for (dst, value) in dst.iter_mut().zip(&values[first..]) {
+                    *dst = bf16::from_f32(*value);
+                }
+            })
+        });
+        if wanted {
             self.release();
+        }
+    }
+
+    /// Moves the BF16 numbers of a mapped file into memory of their own, letting go of each piece of the file behind it; or gives that memory
+    /// back.
+    pub(super) fn hold(&mut self, wanted: bool) {
+        let Storage::MappedBf16(map, range) = &self.storage else {
+            return;
+        };
+        if !wanted {
+            self.own = None;
+        } else if self.own.is_none() {
+            let values: &[bf16] = bytemuck::cast_slice(&map[range.clone()]);
+            self.own = Some(Halves::fill(values.len(), PIECE, |first, dst| {
+                dst.copy_from_slice(&values[first..][..dst.len()]);
+                let start = range.start + size_of::<bf16>() * first;
+                release(map, start..start + size_of_val(dst));
+            }));
         }
     }
 
     /// The matrix that the plan computes with.
     pub(super) fn matrix(&self) -> Matrix<'_> {
-        let values = self
-            .rounded
-            .as_ref()
-            .map_or_else(|| self.storage.values(), |rounded| Values::Bf16(rounded));
+        let own = self.own.as_deref().map(Values::Bf16);
         Matrix {
-            values,
+            values: own.unwrap_or_else(|| self.storage.values()),
             rows: self.shape[0],
             columns: self.shape[1],
         }
@@ -170,17 +218,13 @@ impl Tensor {
         }
     }
 
-    /// Bytes of the numbers, the rounded copy included. Those in a mapped file count too: they are in memory once they are used.
+    /// Bytes of the numbers, a rounded copy included. Those in a mapped file count too: they are in memory once they are used.
     pub(super) fn bytes(&self) -> usize {
-        let stored = match self.stored() {
-            Values::F32(values) => size_of_val(values),
-            Values::Bf16(values) => size_of_val(values),
-        };
-        stored
-            + self
-                .rounded
-                .as_ref()
-                .map_or(0, |rounded| size_of_val(&rounded[..]))
+        match (self.stored(), &self.own) {
+            (Values::F32(values), Some(own)) => size_of_val(values) + size_of_val(&own[..]),
+            (Values::F32(values), None) => size_of_val(values),
+            (Values::Bf16(values), _) => size_of_val(values),
+        }
     }
 
     /// Some rows of the matrix as stored, as FP32.

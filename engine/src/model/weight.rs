@@ -33,6 +33,14 @@ impl Weight {
         }
     }
 
+    /// See [`Tensor::hold`]; packed weights lie in memory of their own already.
+    pub(super) fn hold(&mut self, wanted: bool) {
+        match self {
+            Self::Dense(tensor) => tensor.hold(wanted),
+            Self::Packed(_) => {}
+        }
+    }
+
     /// Bytes in memory, see [`Tensor::bytes`].
     pub(super) fn bytes(&self) -> usize {
         match self {

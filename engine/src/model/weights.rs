@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::checkpoint::{Checkpoint, Stored, select_rows};
 use super::config::Config;
-use super::copies::Rounded;
+use super::copies::Wanted;
 use super::simulated::Simulated;
 use super::weight::Weight;
 use crate::kernels::Packed;
@@ -319,13 +319,23 @@ impl Weights {
     }
 
     /// Makes sure that the wanted matrices can be had in BF16, and frees copies that are not wanted any more.
-    pub(super) fn round(&mut self, wanted: Rounded) {
+    pub(super) fn round(&mut self, wanted: Wanted) {
+        self.each(wanted, Weight::round);
+    }
+
+    /// Moves the wanted matrices from the checkpoint's file into memory of their own, and gives back the memory of the others.
+    pub(super) fn hold(&mut self, wanted: Wanted) {
+        self.each(wanted, Weight::hold);
+    }
+
+    fn each(&mut self, wanted: Wanted, change: impl Fn(&mut Weight, bool)) {
         for linear in self.layers.iter_mut().flat_map(Layer::linears_mut) {
-            linear.weight.round(wanted.linears);
+            change(&mut linear.weight, wanted.linears);
         }
-        self.embedding.round(wanted.others);
-        if let Some(head) = &mut self.head {
-            head.round(wanted.others);
+        for weight in [Some(&mut self.embedding), self.head.as_mut()] {
+            weight
+                .into_iter()
+                .for_each(|weight| change(weight, wanted.others));
         }
     }
 }

@@ -305,6 +305,8 @@ fn attach(options: &Options, model: &mut Model) -> Result<Attached> {
         if let Some((scheme, threshold)) = &options.quantise {
             let plan = resolve(scheme, *threshold, model)?;
             model.attach(model.linears_of(&plan), None, plan)?;
+        } else {
+            model.hold();
         }
         return Ok(Attached::default());
     };

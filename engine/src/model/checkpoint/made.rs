@@ -9,6 +9,7 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::{Checkpoint, Stored};
 use crate::Result;
+use crate::model::halves::Halves;
 use crate::model::tensor::{Storage, Tensor};
 use crate::model::weight::Weight;
 use crate::quant::{Codes, QuantisedWeight, WeightFormat, round_to_nearest};
@@ -129,7 +130,9 @@ impl Checkpoint for Random {
         let count = shape.iter().product();
         let storage = match shape.len() {
             1 => Storage::F32(vec![1.0; count]),
-            _ => Storage::Bf16(self.values.iter().copied().cycle().take(count).collect()),
+            _ => Storage::Bf16(Halves::fill(count, POOL, |_, dst| {
+                dst.copy_from_slice(&self.values[..dst.len()]);
+            })),
         };
         Ok(Tensor::new(storage, shape.to_vec()))
     }
