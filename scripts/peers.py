@@ -283,16 +283,17 @@ def programs(options):
 
 
 def versions():
-    from importlib.metadata import version
+    from importlib import metadata
 
     names = ("llama-cpp-python", "torch", "transformers", "mistralrs")
-    return ", ".join(f"{name} {version(name)}" for name in names)
+    found = {package.name: package.version for package in metadata.distributions()}
+    return ", ".join(f"{name} {found[name]}" for name in names if name in found)
 
 
 def table(options, ours, peers):
     """Tokens a second of computing: medians, with the lowest and highest."""
     cells = [(f"prefill {length}", length) for length in options.prefill] + [(f"decode at {CONTEXT}", STEPS)]
-    print(f"\nmedian of {options.rounds} rounds (lowest to highest), tokens a second of computing; load {os.getloadavg()[0]:.1f}; {versions()}\n")
+    print(f"median of {options.rounds} rounds (lowest to highest), tokens a second of computing; load {os.getloadavg()[0]:.1f}; {versions()}\n")
     print("| program and weights | " + " | ".join(name for name, _ in cells) + " |")
     print("| --- " * (len(cells) + 1) + "|")
     for program in (*ours, *peers):

@@ -268,3 +268,29 @@ fn every_test_that_the_table_of_faults_names_exists() {
         .collect();
     expect_none("docs/faults.md names tests that exist", &missing);
 }
+
+/// Goal: `make bench` finds the places that it writes to.
+#[test]
+fn every_table_that_the_benchmark_writes_has_its_place_in_the_page() {
+    let read = |path: &str| std::fs::read_to_string(means::repository().join(path)).unwrap();
+    let (script, page) = (read("scripts/bench"), read("docs/benchmarks.md"));
+    let tables: Vec<&str> = script
+        .lines()
+        .filter_map(|line| line.split_once("| page "))
+        .map(|(_, name)| name.trim())
+        .collect();
+    assert!(tables.len() > 3, "{tables:?}");
+    let missing: Vec<String> = tables
+        .into_iter()
+        .filter(|name| {
+            let mark = |mark: String| page.lines().position(|line| line == mark);
+            let (start, end) = (
+                mark(format!("<!-- bench:{name} -->")),
+                mark(format!("<!-- /bench:{name} -->")),
+            );
+            start.is_none() || start >= end
+        })
+        .map(str::to_owned)
+        .collect();
+    expect_none("docs/benchmarks.md has both marks of each table", &missing);
+}

@@ -60,6 +60,10 @@ fn a100_40() -> Device {
     device("A100 40 GB", 40e9, 1.555e12, [312e12, 624e12, 0.0])
 }
 
+fn a100_80() -> Device {
+    device("A100 80 GB", 80e9, 2.039e12, [312e12, 624e12, 0.0])
+}
+
 fn rtx_3090() -> Device {
     device("RTX 3090", 24e9, 0.936e12, [71e12, 284e12, 0.0])
 }
@@ -117,6 +121,18 @@ fn seventy_billion_does_not_fit_a_small_device_and_the_numbers_say_so() {
     let large = advise(llama_70b(), h200(), load(Task::Maths));
     expect_file!["advise/llama-70b-h200.txt"].assert_eq(&large.to_string());
     assert_eq!(scheme(&large), "W8A8, Single");
+}
+
+#[test]
+fn four_bits_are_recommended_where_nothing_else_fits_and_never_for_exact_tasks() {
+    let advice = advise(llama_70b(), a100_80(), load(Task::General));
+    expect_file!["advise/llama-70b-a100.txt"].assert_eq(&advice.to_string());
+    assert_eq!(scheme(&advice), "W4A16 g128");
+    let says = |advice: &Advice, what: &str| advice.why.iter().any(|why| why.contains(what));
+    assert!(says(&advice, "only 4 bits fit"), "{:?}", advice.why);
+    let exact = advise(llama_70b(), a100_80(), load(Task::Code));
+    assert!(exact.recommendation.is_none());
+    assert!(says(&exact, "which code does not bear"), "{:?}", exact.why);
 }
 
 /// The figures of the literature that the formulas must give again.

@@ -1,7 +1,8 @@
 //! The recommendation: the first scheme that fits and gains, as YAML for `spec.precision`, and the reasons in plain sentences.
 //!
 //! The order is the safe start first: INT8 prefill with a precise decode where both copies fit, then without a second copy, then INT8
-//! alone. Four bits are never recommended for weights, and for keys and values only where the task can bear it.
+//! alone. Four bits are recommended for weights only where nothing else fits, and for keys and values only where INT8 does not; neither
+//! where the task cannot bear it.
 
 use mixquant_crds::WeightCopies;
 use serde::Serialize;
@@ -27,20 +28,29 @@ pub struct Recommendation {
     pub yaml: String,
 }
 
-/// How keys and values would be kept: the most precise that fits beside INT8 weights and that the task bears.
+/// How keys and values would be kept: the most precise that the task bears and that fits beside INT8 weights, or, where nothing does, beside
+/// 4-bit ones.
 pub(super) fn kv_for(model: &ModelFacts, device: &Device, load: &Load) -> Kv {
-    let lightest = SCHEMES
-        .iter()
-        .filter(|scheme| scheme.served.is_some() && scheme.can_run(device))
-        .map(|scheme| scheme.weight_bytes(model))
-        .fold(f64::INFINITY, f64::min);
-    // BF16 is left to those who ask for it: 8 bits lose next to nothing and halve what decode reads.
-    let fits = |kv| HEADROOM * (lightest + kv_bytes(model, load, kv)) <= device.memory_bytes;
-    if fits(Kv::Int8) || of_kv(Kv::Mixed, load.task).class == Class::Unsafe {
-        Kv::Int8
-    } else {
-        Kv::Mixed
+    let lightest = |four_bits: bool| {
+        SCHEMES
+            .iter()
+            .filter(|scheme| scheme.served.is_some() && scheme.can_run(device))
+            .filter(|scheme| four_bits || scheme.served != Some(Served::FourBits))
+            .map(|scheme| scheme.weight_bytes(model))
+            .fold(f64::INFINITY, f64::min)
+    };
+    let bears_mixed = of_kv(Kv::Mixed, load.task).class != Class::Unsafe;
+    for weights in [lightest(false), lightest(true)] {
+        let fits = |kv| HEADROOM * (weights + kv_bytes(model, load, kv)) <= device.memory_bytes;
+        // BF16 is left to those who ask for it: 8 bits lose next to nothing and halve what decode reads.
+        if fits(Kv::Int8) {
+            return Kv::Int8;
+        }
+        if bears_mixed && fits(Kv::Mixed) {
+            return Kv::Mixed;
+        }
     }
+    if bears_mixed { Kv::Mixed } else { Kv::Int8 }
 }
 
 fn find(rows: &[Row], served: Served) -> Option<&Row> {
@@ -75,19 +85,19 @@ pub(super) fn recommend(
         WeightCopies::Single,
     ]
     .map(Served::Quantised);
-    let order = if gains(rows) {
-        vec![dual, made, Served::Precise, single]
+    let order: &[Served] = if gains(rows) {
+        &[dual, made, Served::Precise, single, Served::FourBits]
     } else {
-        vec![Served::Precise, single]
+        &[Served::Precise, single, Served::FourBits]
     };
     // A copy that is made anew for each prompt must still pay.
     let pays = |row: &Row| {
         !row.scheme.scratch || break_even(row.scheme, &SCHEMES[0], model, device).is_some()
     };
     let row = order
-        .into_iter()
-        .filter_map(|served| find(rows, served))
-        .find(|row| fits(row, kv) && pays(row))?;
+        .iter()
+        .filter_map(|served| find(rows, *served))
+        .find(|row| fits(row, kv) && pays(row) && row.quality.class != Class::Unsafe)?;
     Some(Recommendation {
         scheme: row.scheme.name,
         kv,
@@ -102,6 +112,7 @@ fn yaml(served: Served, kv: Kv, load: &Load) -> String {
         Served::Quantised(WeightCopies::Single) => ("{scheme: W8A8}", "W8A8", Some("Single")),
         Served::Quantised(WeightCopies::OnTheFly) => (SWITCHED, "BF16", Some("OnTheFly")),
         Served::Quantised(WeightCopies::Dual) => (SWITCHED, "BF16", Some("Dual")),
+        Served::FourBits => ("{scheme: Precise}", "W4A8", None),
     };
     let mut lines = vec![
         format!("prefill: {prefill}"),
@@ -161,7 +172,19 @@ pub(super) fn why(
     }
     why.extend(speed(rows, model, device));
     why.extend(quality(rows, kv, load));
-    why.push(chosen(recommendation, device));
+    let only_unsafe = recommendation.is_none()
+        && rows
+            .iter()
+            .any(|row| row.scheme.served.is_some() && fits(row, kv));
+    why.push(if only_unsafe {
+        format!(
+            "only 4 bits fit {}, which {} does not bear: take a smaller model, fewer or shorter sequences, or a device with more memory",
+            device.name,
+            load.task.word()
+        )
+    } else {
+        chosen(recommendation, device)
+    });
     why
 }
 
@@ -226,6 +249,9 @@ fn chosen(recommendation: Option<&Recommendation>, device: &Device) -> String {
         }
         Some(Served::Quantised(WeightCopies::Single)) => {
             "only one INT8 copy fits: it serves prompts and tokens, so there is no precise pass for a safety valve to compare with; verification and the rollout's gates judge it".to_owned()
+        }
+        Some(Served::FourBits) => {
+            "only 4 bits fit: W4A8 reads prompts and generates tokens from one 4-bit copy that calibration makes, so there is no precise pass for a safety valve to compare with; some inputs lose visibly: verification and the rollout's gates judge it, and a smaller model at INT8 may answer better".to_owned()
         }
     }
 }

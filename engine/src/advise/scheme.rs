@@ -43,6 +43,8 @@ pub enum Served {
     Precise,
     /// A W8A8 prefill with these copies.
     Quantised(WeightCopies),
+    /// One 4-bit copy for prompts and tokens.
+    FourBits,
 }
 
 /// A scale of 16 bits a group of 128.
@@ -96,7 +98,7 @@ pub static SCHEMES: [Scheme; 6] = [
         kept_bits: 4.0 + GROUP_SCALE_BITS,
         read_bits: 4.0 + GROUP_SCALE_BITS,
         scratch: false,
-        served: None,
+        served: Some(Served::FourBits),
     },
 ];
 

@@ -332,10 +332,9 @@ impl Weights {
         for linear in self.layers.iter_mut().flat_map(Layer::linears_mut) {
             change(&mut linear.weight, wanted.linears);
         }
-        for weight in [Some(&mut self.embedding), self.head.as_mut()] {
-            weight
-                .into_iter()
-                .for_each(|weight| change(weight, wanted.others));
+        change(&mut self.embedding, wanted.others);
+        if let Some(head) = &mut self.head {
+            change(head, wanted.others);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Products of BF16 activations and row-major BF16 weights by `vdpbf16ps`: two products of each of 16 lanes at once.
 //!
 //! Called by the AVX-512 backend where the machine has the instruction. An output's sum is defined by the dot product: lane `l` sums the pairs
-//! `32 s + 2 l` over the steps `s`, then the lanes are folded as [`LANES`] says. Few rows compute just that, streaming the weights as they lie in
-//! the file. Many rows lay 64 channels out anew, so that one register holds a pair of 16 channels, and go lane by lane, folding on the way: the
+//! `32 s + 2 l` over the steps `s`, then the lanes are folded as [`LANES`] says. Few rows compute just that, streaming the weights row
+//! by row. Many rows lay 64 channels out anew, so that one register holds a pair of 16 channels, and go lane by lane, folding on the way: the
 //! same sums in the same order, so the same bits, without a copy of the weights.
 
 #![allow(
@@ -12,14 +12,16 @@
 
 use std::arch::x86_64::*;
 use std::cell::RefCell;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 use half::bf16;
 
 use super::super::bf16::{Bf16Rows, LANES, Layout, STEP};
-use super::super::packed::{BLOCK, Line};
+use super::super::packed::{BLOCK, Line, Lines};
 use super::x86::fold4;
 
-/// Weights of a row that are fetched ahead of their use: 2 KiB. They go to the second-level cache: eight rows that lie a power of two apart fill
+/// Weights of a row that are fetched ahead of their use: 2 KiB, where it helps. They go to the second-level cache: eight rows that lie a power of two apart fill
 /// one set of the first-level cache, and what is fetched there too early pushes out what is needed now.
 const AHEAD: usize = 1024;
 /// Rows of a tile of many rows.
@@ -114,10 +116,38 @@ unsafe fn dots<const M: usize, const Q: usize, const FETCH: bool>(
     folded
 }
 
-/// Whether four rows of weights that nobody fetches ahead come faster than eight that are fetched. So it is on Zen 5, the only processor that
-/// knows both BF16 and this other instruction, by a tenth; the eight were chosen on Zen 4.
+/// Whether four rows of weights that nobody fetches ahead come faster than eight that are fetched: it depends on how far the processor's own
+/// prefetchers look (on Zen 5 the four win by a sixth, on Zen 4 the eight did), so both are tried once, on memory that no cache holds. The answer
+/// never changes a result.
 fn reads_ahead() -> bool {
-    is_x86_feature_detected!("avx512vp2intersect")
+    /// Values of a row, and rows: 64 MiB.
+    const TRIED: (usize, usize) = (2048, 1 << 14);
+    /// The best of so many counts, in turns: other programs only ever make a read slower.
+    const TRIES: usize = 5;
+    static ANSWER: LazyLock<bool> = LazyLock::new(|| {
+        let mut lines = Lines::zeros(TRIED.0 * TRIED.1 / STEP);
+        // Pages that were never written are all the same one.
+        lines.all_mut().fill(Line([1; 64]));
+        let w: &[bf16] = bytemuck::cast_slice(lines.all());
+        let (x, mut dst) = (&w[..TRIED.0], vec![0.0; TRIED.1]);
+        let mut best = [Duration::MAX; 2];
+        for _ in 0..TRIES {
+            for (fetch, best) in [false, true].into_iter().zip(&mut best) {
+                let start = Instant::now();
+                // SAFETY: only a machine with these features asks.
+                unsafe {
+                    if fetch {
+                        few::<true>(x, w, TRIED.0, TRIED.1, &mut dst);
+                    } else {
+                        few::<false>(x, w, TRIED.0, TRIED.1, &mut dst);
+                    }
+                }
+                *best = start.elapsed().min(*best);
+            }
+        }
+        best[0] <= best[1]
+    });
+    *ANSWER
 }
 
 /// All rows of both, four rows of weights at a time, or eight where they are fetched ahead.
