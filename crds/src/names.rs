@@ -31,6 +31,10 @@ pub const PORT_API_NAME: &str = "http";
 /// See [`PORT_ADMIN`].
 pub const PORT_ADMIN_NAME: &str = "admin";
 
+/// The environment variable by which an engine pod learns its revision, from its own label: as an argument it would be part of the template
+/// that it is the digest of.
+pub const ENV_REVISION: &str = "MIXQUANT_REVISION";
+
 /// Where pods find the model volume (read-only).
 pub const MOUNT_MODELS: &str = "/models";
 /// Where pods find the artifact volume.

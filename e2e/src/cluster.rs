@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, bail};
-use futures::{StreamExt as _, TryStreamExt as _};
-use kube::api::{Api, ApiResource, DynamicObject, WatchEvent, WatchParams};
+use anyhow::{Context as _, bail};
+use futures::StreamExt as _;
+use kube::api::{Api, ApiResource, DynamicObject};
 use kube::core::GroupVersionKind;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::watch_object;
 use serde_json::Value;
 
 use crate::kubectl::Kubectl;
@@ -91,8 +93,10 @@ impl Target<'_> {
 
 /// Watches one object until `condition` holds for it, and returns it then; an absent object is `Value::Null`.
 ///
+/// A connection that breaks is made again: what was watched for is still to come, and only the deadline ends the wait.
+///
 /// # Errors
-/// At the deadline, with the object as it was last seen.
+/// At the deadline, with the object as it was last seen and what the watch last failed with.
 pub async fn wait_for<F>(
     client: &kube::Client,
     target: Target<'_>,
@@ -103,55 +107,38 @@ pub async fn wait_for<F>(
 where
     F: FnMut(&Value) -> bool,
 {
-    let api = target.api(client);
-    let mut last = Value::Null;
+    let (mut last, mut problem) = (Value::Null, None);
     let waited = tokio::time::timeout(deadline, async {
-        loop {
-            // A list first, then a watch from it: no change between the two is missed. A watch that ends begins anew.
-            let list = api
-                .list(
-                    &kube::api::ListParams::default()
-                        .fields(&format!("metadata.name={}", target.name)),
-                )
-                .await?;
-            last = list
-                .items
-                .into_iter()
-                .next()
-                .map_or(Ok(Value::Null), serde_json::to_value)?;
+        let mut seen = watch_object(target.api(client), target.name)
+            .default_backoff()
+            .boxed();
+        while let Some(state) = seen.next().await {
+            match state {
+                Ok(object) => last = object.map_or(Ok(Value::Null), serde_json::to_value)?,
+                Err(error) => {
+                    problem = Some(error);
+                    continue;
+                }
+            }
             if condition(&last) {
                 return anyhow::Ok(());
             }
-            let parameters = WatchParams::default()
-                .fields(&format!("metadata.name={}", target.name))
-                .timeout(60);
-            let version = list.metadata.resource_version.unwrap_or_default();
-            let mut events = api.watch(&parameters, &version).await?.boxed();
-            while let Some(event) = events.try_next().await? {
-                match event {
-                    WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                        last = serde_json::to_value(object)?;
-                    }
-                    WatchEvent::Deleted(_) => last = Value::Null,
-                    WatchEvent::Bookmark(_) => continue,
-                    WatchEvent::Error(_) => break,
-                }
-                if condition(&last) {
-                    return Ok(());
-                }
-            }
         }
+        bail!("the watch of {} {} ended", target.kind, target.name)
     })
     .await;
-    match waited {
-        Ok(result) => result.map(|()| last),
-        Err(_) => Err(anyhow!(
-            "{} {} did not come to be `{what}` in {deadline:?}; last seen: {}",
+    let Ok(result) = waited else {
+        let problem = problem.map_or_else(String::new, |error| {
+            format!("; the watch failed with: {error}")
+        });
+        bail!(
+            "{} {} did not come to be `{what}` in {deadline:?}{problem}; last seen: {}",
             target.kind,
             target.name,
             shorten(&last)
-        )),
-    }
+        )
+    };
+    result.map(|()| last)
 }
 
 /// The `status` of an object (or all of it) in at most 2,000 characters.

@@ -194,7 +194,8 @@ impl Service {
         let request = hyper::Request::post(path)
             .header("content-type", "application/json")
             .body(body.to_string().into_bytes())?;
-        let answer: Value = self.context.cluster.client.request(request).await?;
+        // A connection of its own: one that was kept may be closed by the server at the moment it is used, and a question is not asked twice.
+        let answer: Value = kube::Client::try_default().await?.request(request).await?;
         let Some(content) = answer
             .pointer("/choices/0/message/content")
             .and_then(Value::as_str)
@@ -204,7 +205,8 @@ impl Service {
         Ok(first_line(content).to_owned())
     }
 
-    fn engine_pods(&self) -> anyhow::Result<Value> {
+    /// The pods of its engines, whatever their revision.
+    pub fn engine_pods(&self) -> anyhow::Result<Value> {
         self.context.kubectl.get(&[
             "pods",
             "--selector",
@@ -215,18 +217,34 @@ impl Service {
         ])
     }
 
-    /// Prompts that the running pods have read in this precision, by their own count.
-    pub fn prefills(&self, precision: &str) -> anyhow::Result<u64> {
-        let label = format!("precision=\"{precision}\"");
+    /// The running pods' revisions, by their labels, and their pages of metrics.
+    pub async fn metrics(&self) -> anyhow::Result<Vec<(String, String)>> {
         let list = self.engine_pods()?;
+        let pods = list["items"].as_array().map(Vec::as_slice);
+        let mut pages = Vec::new();
+        for pod in pods.unwrap_or_default() {
+            let name = pod["metadata"]["name"].as_str().unwrap_or("");
+            pages.push((pod_facts(pod).1, self.metrics_of(name).await?));
+        }
+        Ok(pages)
+    }
+
+    /// The page of metrics of one pod, through the apiserver's proxy.
+    pub async fn metrics_of(&self, pod: &str) -> anyhow::Result<String> {
+        let path = format!(
+            "/api/v1/namespaces/{}/pods/{pod}:{}/proxy/metrics",
+            self.context.namespace,
+            mixquant_crds::names::PORT_ADMIN
+        );
+        let request = hyper::Request::get(path).body(Vec::new())?;
+        Ok(self.context.cluster.client.request_text(request).await?)
+    }
+
+    /// Prompts that the running pods have read in this precision, by their own count.
+    pub async fn prefills(&self, precision: &str) -> anyhow::Result<u64> {
+        let label = format!("precision=\"{precision}\"");
         let mut sum = 0;
-        for pod in crate::namespace::names(&list) {
-            let path = format!(
-                "/api/v1/namespaces/{}/pods/{pod}:{}/proxy/metrics",
-                self.context.namespace,
-                mixquant_crds::names::PORT_ADMIN
-            );
-            let page = self.context.kubectl.must(&["get", "--raw", &path])?;
+        for (_, page) in self.metrics().await? {
             let counts = page
                 .lines()
                 .filter(|line| line.starts_with("mixquant_prefill_precision_total{"))

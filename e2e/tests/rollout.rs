@@ -99,12 +99,22 @@ async fn a_first_deployment_is_calibrated_verified_and_answers() {
             "{}",
             object["status"]
         );
+        for (revision, page) in service.metrics().await? {
+            let own = page.lines().filter(|line| line.starts_with("mixquant_"));
+            let label = format!("revision=\"{revision}\"");
+            let strange = own.clone().find(|line| !line.contains(&label));
+            ensure!(
+                own.count() > 0 && strange.is_none(),
+                "no {label} in {strange:?}"
+            );
+        }
         let short = prompts::short()?;
         for prompt in &short {
             expect_answer(&service, prompt).await?;
         }
         ensure!(
-            service.prefills("W8A8")? == 0 && service.prefills("BF16")? >= short.len() as u64,
+            service.prefills("W8A8").await? == 0
+                && service.prefills("BF16").await? >= short.len() as u64,
             "short prompts are read precisely"
         );
         let long = prompts::long()?;
@@ -112,10 +122,10 @@ async fn a_first_deployment_is_calibrated_verified_and_answers() {
             expect_answer(&service, prompt).await?;
         }
         ensure!(
-            !long.is_empty() && service.prefills("W8A8")? == long.len() as u64,
+            !long.is_empty() && service.prefills("W8A8").await? == long.len() as u64,
             "{} long prompts were asked and {} were read in INT8",
             long.len(),
-            service.prefills("W8A8")?
+            service.prefills("W8A8").await?
         );
         Ok(())
     })

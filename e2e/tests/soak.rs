@@ -1,6 +1,7 @@
-//! One service under load through many rollouts and rollbacks: what a month of changes does to it, in an hour.
+//! Services under load through many rollouts and rollbacks: what a month of changes does to them, in an hour.
 //!
-//! `make test` does one round of each; `make rollouts` 100 by `MIXQUANT_SOAK_ROUNDS`. Besides the failed requests (none) it watches what only
+//! `make test` does one round with one service; `make rollouts` 25 with each of four at a time (`MIXQUANT_SOAK_ROUNDS`,
+//! `MIXQUANT_SOAK_SERVICES`). Besides the failed requests (none) it watches what only
 //! shows over time: endpoints that are ready, objects that are left behind, memory that grows.
 
 use std::sync::Arc;
@@ -24,13 +25,27 @@ const MAX_RESIDENT_BYTES: u64 = 64 << 20;
 /// Revisions without a role that are kept.
 const HISTORY: usize = 1;
 
+fn number(variable: &str) -> u32 {
+    std::env::var(variable).map_or(1, |text| {
+        text.parse()
+            .unwrap_or_else(|_| panic!("{variable} is no number"))
+    })
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn rollouts_and_rollbacks_under_load_lose_no_request_no_endpoint_and_leave_nothing() {
-    let rounds: u32 = std::env::var("MIXQUANT_SOAK_ROUNDS").map_or(1, |text| {
-        text.parse().expect("MIXQUANT_SOAK_ROUNDS is a number")
-    });
+    let (services, rounds) = (
+        number("MIXQUANT_SOAK_SERVICES"),
+        number("MIXQUANT_SOAK_ROUNDS"),
+    );
+    let lives = (1..=services).map(|index| soak(format!("soak{index}"), rounds));
+    futures::future::join_all(lives).await;
+}
+
+/// One service through its rounds.
+async fn soak(name: String, rounds: u32) {
     let deadline = ROLLOUT * (2 * rounds + 3);
-    with_temp_namespace("soak", deadline, move |context| async move {
+    with_temp_namespace(&name.clone(), deadline, move |context| async move {
         let service = Service::create(context.clone())?;
         service.patch(&json!({"rollout": {"revisionHistoryLimit": HISTORY}}))?;
         service.kubectl_wait_ready(ROLLOUT).await?;
@@ -40,7 +55,7 @@ async fn rollouts_and_rollbacks_under_load_lose_no_request_no_endpoint_and_leave
         for (round, image) in (1..=rounds).zip(images.iter().cycle()) {
             promote(&service, image).await.with_context(|| format!("round {round}: promotion"))?;
             roll_back(&service).await.with_context(|| format!("round {round}: rollback"))?;
-            means::say(&format!("round {round} of {rounds}: promoted and rolled back; {}", load.so_far().await));
+            means::say(&format!("{name}, round {round} of {rounds}: promoted and rolled back; {}", load.so_far().await));
         }
         let (report, fewest) = (load.stop().await, endpoints.stop().await?);
         ensure!(report.failed == 0, "{report}");
@@ -53,7 +68,7 @@ async fn rollouts_and_rollbacks_under_load_lose_no_request_no_endpoint_and_leave
         let bytes = operator::resident_bytes(&context.cluster)?;
         ensure!(bytes < MAX_RESIDENT_BYTES, "the operator holds {} MiB", bytes >> 20);
         means::say(&format!(
-            "{rounds} promotions and {rounds} rollbacks: never fewer than {fewest} ready endpoints, {revisions} revisions kept, operator {} KiB; {report}",
+            "{name}: {rounds} promotions and {rounds} rollbacks: never fewer than {fewest} ready endpoints, {revisions} revisions kept, operator {} KiB; {report}",
             bytes >> 10
         ));
         Ok(())

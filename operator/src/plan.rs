@@ -202,9 +202,10 @@ pub fn plan(
         fit::make_room(&world, &mut decisions, target);
     }
     verdict::show_at_rest(&world, &mut decisions);
-    drift::watch(&world, &mut decisions, &measured, target.as_ref());
     scale::say_what_holds(&world, &mut decisions);
     let effects = effects::effects(&world, &mut decisions, &measured, target.as_ref());
+    let idle = effects.is_empty();
+    drift::watch(&world, &mut decisions, (&measured, target.as_ref()), idle);
 
     let remembers = !status::same_memory(&before, &decisions.memory);
     let after = status::report(&world, &decisions, &measured, target.as_ref());

@@ -356,7 +356,7 @@ fn a_plan_that_cannot_work_or_does_not_fit_says_no() {
 
 /// One node, on which stable has its two pods.
 fn node_with_stable(cpu: &str) -> Cluster {
-    let node = json!({"metadata": {"name": "one"}, "status": {"allocatable": {"cpu": cpu, "memory": "4Gi", "pods": "10"},
+    let node = json!({"metadata": {"name": "one"}, "status": {"allocatable": {"cpu": cpu, "memory": "4Gi", "ephemeral-storage": "10Gi", "pods": "10"},
         "conditions": [{"type": "Ready", "status": "True"}]}});
     let mut cluster = Cluster::default();
     cluster.add_node(&serde_json::from_value(node).unwrap());

@@ -1,6 +1,7 @@
 //! One request of the load generator: sent once, and its answer checked whole. Anything unexpected is a failure with a reason.
 
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http_body_util::{BodyExt as _, Full};
@@ -83,10 +84,14 @@ fn failure(kind: &'static str, detail: impl fmt::Display) -> Failure {
     }
 }
 
-/// The two clients: one keeps connections, one opens a new one each time. Neither sends anything twice.
+/// Clients that keep their connections, as many as a service has: one alone would give half of the requests to one pod.
+const KEEPING: usize = 16;
+
+/// The clients: some keep connections and take turns, one opens a new one each time. None sends anything twice.
 pub(super) struct Clients {
-    keeping: Client<HttpConnector, Full<Bytes>>,
+    keeping: Vec<Client<HttpConnector, Full<Bytes>>>,
     fresh: Client<HttpConnector, Full<Bytes>>,
+    turn: AtomicUsize,
 }
 
 impl Clients {
@@ -100,8 +105,9 @@ impl Clients {
                 .build_http()
         };
         Self {
-            keeping: client(64),
+            keeping: (0..KEEPING).map(|_| client(8)).collect(),
             fresh: client(0),
+            turn: AtomicUsize::new(0),
         }
     }
 
@@ -114,7 +120,7 @@ impl Clients {
     ) -> Result<(), Failure> {
         let request = request(target, way, ask);
         let client = if way.keep_alive {
-            &self.keeping
+            &self.keeping[self.turn.fetch_add(1, Ordering::Relaxed) % KEEPING]
         } else {
             &self.fresh
         };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use mixquant_crds::{DecodeScheme, PrecisionPlan, PrefillScheme, WeightCopies};
+use mixquant_crds::{DecodeScheme, PrecisionPlan, PrefillScheme, WeightCopies, names};
 use tokio::runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -50,7 +50,7 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
     /// The revision's name in metrics.
-    #[arg(long, value_name = "LABEL", default_value = "")]
+    #[arg(long, env = names::ENV_REVISION, value_name = "LABEL", default_value = "")]
     pub revision: String,
     /// Sequences that run at once.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = positive)]

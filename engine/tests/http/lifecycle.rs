@@ -6,6 +6,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use mixquant_crds::names;
 use serde_json::{Value, json};
 
 use crate::client::{get, post};
@@ -86,12 +87,27 @@ fn command(api: SocketAddr, admin: SocketAddr) -> Command {
         "--admin-listen",
         &admin.to_string(),
     ]);
+    command.env(names::ENV_REVISION, "of-this-pod");
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     command
 }
 
 fn long_stream() -> Value {
     json!({"prompt": "a", "max_tokens": TOKENS, "ignore_eos": true, "temperature": 0, "stream": true})
+}
+
+#[test]
+fn the_revision_that_a_pod_is_told_is_on_each_of_its_series() {
+    let process = Process::start(&[]);
+    let page = get(process.admin, "/metrics").text();
+    let own: Vec<_> = page
+        .lines()
+        .filter(|line| line.starts_with("mixquant_"))
+        .collect();
+    assert!(!own.is_empty());
+    for line in own {
+        assert!(line.contains("revision=\"of-this-pod\""), "{line}");
+    }
 }
 
 /// Goal: nothing is lost between SIGTERM and the end. Method: one answer streams across it, new requests come during the delay.

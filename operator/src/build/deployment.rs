@@ -9,7 +9,8 @@ use k8s_openapi::api::apps::v1::{
     ControllerRevision, Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdateDeployment,
 };
 use k8s_openapi::api::core::v1::{
-    EnvVar, EnvVarSource, HTTPGetAction, ObjectFieldSelector, PodTemplateSpec, Probe,
+    Affinity, EnvVar, EnvVarSource, HTTPGetAction, ObjectFieldSelector, PodAffinityTerm,
+    PodAntiAffinity, PodTemplateSpec, Probe, WeightedPodAffinityTerm,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
@@ -58,12 +59,37 @@ pub fn template(service: &ValidService, model: &Digest, artifact: &Digest) -> Po
     );
     source::fetch_first(&mut pod, service, Some(model), false);
     pod.termination_grace_period_seconds = Some(TERMINATION_GRACE_SECONDS);
+    pod.affinity = Some(apart(&service.name));
     PodTemplateSpec {
         metadata: Some(ObjectMeta {
             labels: Some(labels(&service.name, COMPONENT_ENGINE)),
             ..ObjectMeta::default()
         }),
         spec: Some(pod),
+    }
+}
+
+/// The pods of a service would rather not share a node: one that is lost takes as few of them as can be.
+fn apart(service: &str) -> Affinity {
+    let others = [
+        (names::LABEL_COMPONENT, COMPONENT_ENGINE),
+        (names::LABEL_SERVICE, service),
+    ];
+    let others = others.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let term = WeightedPodAffinityTerm {
+        weight: 100,
+        pod_affinity_term: PodAffinityTerm {
+            topology_key: "kubernetes.io/hostname".into(),
+            label_selector: Some(meta::selector(others.into())),
+            ..PodAffinityTerm::default()
+        },
+    };
+    Affinity {
+        pod_anti_affinity: Some(PodAntiAffinity {
+            preferred_during_scheduling_ignored_during_execution: Some(vec![term]),
+            ..PodAntiAffinity::default()
+        }),
+        ..Affinity::default()
     }
 }
 
@@ -89,10 +115,10 @@ fn serve_arguments(service: &ValidService, artifact: &Digest) -> Vec<String> {
     arguments
 }
 
-/// The revision reaches the engine through the pod's label: as an argument it would be part of the template that it is the digest of.
+/// See [`names::ENV_REVISION`].
 fn revision_from_label() -> EnvVar {
     EnvVar {
-        name: "MIXQUANT_REVISION".into(),
+        name: names::ENV_REVISION.into(),
         value: None,
         value_from: Some(EnvVarSource {
             field_ref: Some(ObjectFieldSelector {

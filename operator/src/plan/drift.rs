@@ -5,6 +5,8 @@
 //! the way of every artifact. Nothing is opened while anything else is under way, after a failure that stands, before the cool-down is
 //! over, or when the round before gave the artifact that it was to replace.
 
+use std::time::Duration;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use mixquant_crds::drift::{DriftFinding, DriftStatus, Recalibration, RecalibrationCause};
 use mixquant_crds::report::PROMPT_LENGTHS;
@@ -21,6 +23,9 @@ use crate::validate::Drift;
 
 /// A bound that was crossed counts as crossed until its number is below this part of it.
 const CALM: f64 = 0.8;
+
+/// How often a window is looked at: what was counted before its first look and after its last one is not in it.
+const LOOKS: u32 = 4;
 
 /// A number that is watched, in percent.
 struct Signal {
@@ -47,12 +52,13 @@ impl Signal {
     }
 }
 
-/// Looks at the samples of this pass, and opens a recalibration where one is due.
+/// Looks at the samples of this pass, and opens a recalibration where one is due: only in a pass that is `idle`, so that what an earlier
+/// revision leaves is gone by then and its artifact can go too.
 pub(super) fn watch(
     world: &World<'_>,
     decisions: &mut Decisions,
-    measured: &Measured,
-    target: Option<&FrozenRevision>,
+    (measured, target): (&Measured, Option<&FrozenRevision>),
+    idle: bool,
 ) {
     let Some(drift) = &world.valid.drift else {
         if let Some(memory) = &mut decisions.memory.drift {
@@ -63,12 +69,15 @@ pub(super) fn watch(
     let Some(record) = at_rest(decisions, measured, target) else {
         return;
     };
+    decisions
+        .wake
+        .push(Duration::from_secs((drift.window / LOOKS).max(1).into()));
     let signals = signals(world, drift, decisions, record);
     let crossed = signals.iter().any(Signal::crossed);
     if !signals.is_empty() {
         find(world, decisions, &signals);
     }
-    if drift.recalibrates && !world.valid.rollout.paused {
+    if idle && drift.recalibrates && !world.valid.rollout.paused {
         open(world, decisions, drift, crossed);
     }
 }

@@ -74,8 +74,18 @@ fn wanted_replicas(
         (RolloutStage::Starting | RolloutStage::Stepping | RolloutStage::Promoting, None) => {
             world.valid.replicas
         }
-        (RolloutStage::Starting | RolloutStage::Stepping | RolloutStage::Promoting, Some(_)) => {
-            canary::size(&world.valid.rollout, at, world.valid.replicas)
+        (
+            RolloutStage::Starting | RolloutStage::Stepping | RolloutStage::Promoting,
+            Some(stable),
+        ) => {
+            let size = canary::size(&world.valid.rollout, at, world.valid.replicas);
+            // Somebody has deleted all that stable could come back from: the canary is left to serve.
+            let lost = world.deployment(&stable.revision).is_none() && !is_kept(world, stable);
+            if lost {
+                size.max(world.valid.replicas)
+            } else {
+                size
+            }
         }
     })
 }
@@ -92,14 +102,27 @@ pub(super) fn effects(
     let (account, beside) = companions(world, decisions);
     actions.extend(account);
     jobs(world, decisions, measured, &mut actions);
-    traffic::selectors(world, decisions, &mut actions);
-    roles(world, decisions, target, &mut actions);
-    leavers(world, decisions, &mut actions);
+    let mut pods = Vec::new();
+    roles(world, decisions, target, &mut pods);
+    leavers(world, decisions, &mut pods);
+    // The view that shows the Services elsewhere may be older than the step that turned them to the pods that leave: said once more, it is so.
+    let surely = pods.iter().any(|action| takes_all_away(world, action));
+    traffic::selectors(world, decisions, surely, &mut actions);
+    actions.extend(pods);
     history(world, decisions, target, &mut actions);
     traffic::route(world, decisions, &mut actions);
     // Last: a refusal of one of these ends the pass, and must not keep what serves from being rolled back.
     actions.extend(beside);
     actions
+}
+
+/// Whether an action leaves a revision without pods that it has.
+fn takes_all_away(world: &World<'_>, action: &Action) -> bool {
+    if let Action::ApplyDeployment(request) = action {
+        let seen = world.deployment(&request.frozen.revision);
+        return request.replicas == 0 && seen.is_some_and(|seen| seen.replicas > 0);
+    }
+    matches!(action, Action::Delete(gone) if gone.object.kind == Kind::Deployment)
 }
 
 /// What stands beside the pods and is not right: the account, and the others.

@@ -162,19 +162,32 @@ pub fn weight(world: &World<'_>, memory: &MixQuantServiceStatus) -> i32 {
 }
 
 /// What the Services select. The weights come later, see [`route`]: a canary that failed leaves by its selector.
-pub(super) fn selectors(world: &World<'_>, decisions: &mut Decisions, actions: &mut Vec<Action>) {
-    main_service(world, decisions, actions);
+///
+/// `surely`: also where they are seen to be right already.
+pub(super) fn selectors(
+    world: &World<'_>,
+    decisions: &mut Decisions,
+    surely: bool,
+    actions: &mut Vec<Action>,
+) {
+    main_service(world, decisions, surely, actions);
     for track in Track::ALL {
-        track_service(world, decisions, track, actions);
+        track_service(world, decisions, (track, surely), actions);
     }
 }
 
-fn main_service(world: &World<'_>, decisions: &mut Decisions, actions: &mut Vec<Action>) {
+fn main_service(
+    world: &World<'_>,
+    decisions: &mut Decisions,
+    surely: bool,
+    actions: &mut Vec<Action>,
+) {
     let Some(wanted) = wanted_traffic(world, &decisions.memory) else {
         return;
     };
     let seen = world.observed.traffic.as_ref();
-    if seen.is_none_or(|seen| !seen.matches || seen.selects.as_ref() != Some(&wanted)) {
+    let right = seen.is_some_and(|seen| seen.matches && seen.selects.as_ref() == Some(&wanted));
+    if surely || !right {
         let object = name(Kind::Service, world.valid.name.clone());
         let action = Action::ApplyTraffic(wanted);
         push(world, decisions, actions, (object, action));
@@ -185,7 +198,7 @@ fn main_service(world: &World<'_>, decisions: &mut Decisions, actions: &mut Vec<
 fn track_service(
     world: &World<'_>,
     decisions: &mut Decisions,
-    track: Track,
+    (track, surely): (Track, bool),
     actions: &mut Vec<Action>,
 ) {
     let seen = world.observed.tracks.of(track);
@@ -194,7 +207,7 @@ fn track_service(
     };
     let is_used = world.valid.rollout.routed || seen.is_some();
     let right = seen.is_some_and(|seen| seen.matches) && selects(world, track, &revision);
-    if is_used && !right {
+    if is_used && (surely || !right) {
         let object = name(Kind::Service, track_name(&world.valid.name, track));
         let action = Action::ApplyTrack(TrackRequest { track, revision });
         push(world, decisions, actions, (object, action));

@@ -3,6 +3,7 @@
 use jiff::SignedDuration;
 use mixquant_crds::Digest;
 use mixquant_crds::report::PROMPT_LENGTHS;
+use mixquant_crds::scalars::Span;
 use mixquant_crds::status::MixQuantServiceStatus;
 use mixquant_operator::action::{Action, JobWork, Metric, Plan};
 use mixquant_operator::histogram::Histogram;
@@ -173,6 +174,21 @@ fn each_signal_beyond_its_bound_is_told_once_and_holds_until_it_is_well_below() 
         look(&mut told, with(below));
         assert_eq!(drifted(&told), "False WithinRanges", "{name}");
         assert_eq!(rounds(&told), 0, "a report opens nothing");
+    }
+}
+
+#[test]
+fn a_window_is_looked_at_often_however_short_it_is_or_it_would_be_over_before_anything_is_counted()
+{
+    for (window, seconds) in [("1m", 60), ("1h", 3600), ("168h", 604_800)] {
+        let mut told = watched(&recalibrating());
+        told.observed.service.spec.drift.as_mut().unwrap().window = Span(window.into());
+        let samples = samples(&told, CALM);
+        let plan = told.plan(&samples);
+        told.act(&plan);
+        let samples = self::samples(&told, CALM);
+        let again = told.plan(&samples).requeue.unwrap();
+        assert!(again.as_secs() <= seconds / 4, "{window}: {again:?}");
     }
 }
 

@@ -121,7 +121,11 @@ impl Simulation {
                     self.cluster.phase()
                 ));
             }
+            let crowded = self.cluster.has_tenant();
             self.cluster.advance(next, self.operator.window())?;
+            if crowded && !self.cluster.has_tenant() {
+                self.operator.stir();
+            }
         }
     }
 

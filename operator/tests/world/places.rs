@@ -59,6 +59,11 @@ impl Cluster {
         }
     }
 
+    /// Whether another service has GPUs. That it leaves is told by no watch.
+    pub fn has_tenant(&self) -> bool {
+        self.places.tenant.is_some()
+    }
+
     pub(super) fn tenant_leaves(&mut self) {
         self.places.tenant = None;
         self.schedule();
