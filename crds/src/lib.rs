@@ -13,6 +13,8 @@ pub mod report;
 pub mod request;
 
 #[cfg(feature = "kube")]
+pub mod condition;
+#[cfg(feature = "kube")]
 pub mod drift;
 #[cfg(feature = "kube")]
 pub mod phase;

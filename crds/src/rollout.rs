@@ -169,9 +169,12 @@ pub enum Surge {
     validation = Rule::new("self.steps.filter(step, has(step.weight)).map(step, step.weight).isSorted()").message("rollout.steps must have rising weights"),
     validation = Rule::new("self.steps.all(step, !has(step.weight) || self.steps.exists_one(other, has(other.weight) && other.weight == step.weight))").message("rollout.steps has the same weight twice: remove one"),
     validation = Rule::new("self.steps.exists(step, !has(step.pause))").message("rollout.steps only pauses: add a step with a weight"),
+    validation = Rule::new("!self.steps.exists(step, has(step.mirror)) || self.steps.exists(step, has(step.weight))").message("rollout.steps only mirrors: add a step with a weight, people meet the canary before it takes over"),
+    validation = Rule::new("self.steps.filter(step, !has(step.pause)).map(step, has(step.mirror) ? 0 : 1).isSorted()").message("rollout.steps mirrors after a weight: put the steps with mirror first, people get the canary's answers from the first weight on"),
+    validation = Rule::new("self.steps.filter(step, has(step.mirror)).map(step, step.mirror).isSorted() && self.steps.all(step, !has(step.mirror) || self.steps.exists_one(other, has(other.mirror) && other.mirror == step.mirror))").message("rollout.steps must mirror rising shares: order the steps with mirror, each percentage once"),
 )]
 pub struct RolloutSpec {
-    /// What the canary passes through: rising weights, and pauses between them.
+    /// What the canary passes through: copies of requests first, then rising weights, and pauses between them.
     #[schemars(length(min = 1, max = 20))]
     pub steps: Vec<Step>,
     /// How a step is judged.
@@ -236,15 +239,22 @@ pub struct RollbackWindow {
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
-    validation = Rule::new("has(self.pause) != (has(self.weight) || has(self.canaryReplicas))").message("a step is a pause, or it has a weight or canaryReplicas: set exactly one"),
-    validation = Rule::new("has(self.hold) != has(self.pause)").message("hold belongs to weight and canaryReplicas: set it there; a pause has its duration"),
+    validation = Rule::new("has(self.pause) != (has(self.weight) || has(self.mirror) || has(self.canaryReplicas))").message("a step is a pause, or it has a weight, a mirror or canaryReplicas: set exactly one"),
+    validation = Rule::new("!has(self.mirror) || !has(self.weight)").message("mirror and weight do not go together: a mirror's answers reach nobody, a weight's reach people; write two steps, the one with mirror first"),
+    validation = Rule::new("has(self.hold) != has(self.pause)").message("hold belongs to weight, mirror and canaryReplicas: set it there; a pause has its duration"),
 )]
 pub struct Step {
     /// Percent of the traffic: reached as nearly as whole pods allow, or exactly by a gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 99))]
     pub weight: Option<i32>,
-    /// So many pods. Instead of a weight their share of the traffic is what it is; beside one (traffic.mode `GatewayAPI`) they carry it.
+    /// Percent of the requests that the gateway copies to the canary: it is judged by them, and nobody gets its answers. Only by the route
+    /// that the operator makes (`traffic.parentRefs`), and before the first weight. A copied request is computed twice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 100))]
+    pub mirror: Option<i32>,
+    /// So many pods. Instead of a weight their share of the traffic is what it is; beside a weight or mirror (traffic.mode `GatewayAPI`) they
+    /// carry it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000))]
     pub canary_replicas: Option<i32>,

@@ -48,6 +48,7 @@ use crate::traffic::TrafficSpec;
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason", priority = 1),
     printcolumn(name = "Step", type_ = "string", json_path = ".status.rollout.step", priority = 1),
+    printcolumn(name = "Mirror", type_ = "integer", json_path = ".status.rollout.mirror", priority = 1),
     validation = Rule::new("self.metadata.name.size() <= 40").message("metadata.name is too long: use at most 40 characters, the names of Deployments and Jobs are made from it"),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message("metadata.name must start with a letter and hold only a-z, 0-9 and -: the Service takes the same name")
 )]
@@ -64,7 +65,8 @@ use crate::traffic::TrafficSpec;
     validation = Rule::new("!has(self.gates) || self.precision.prefill.scheme == 'W8A8' || self.gates.all(gate, !(gate.metric in ['ValveFallbackRate', 'FirstTokenKl', 'ShadowKl']))").message("gates: ValveFallbackRate, FirstTokenKl and ShadowKl measure the quantised prefill, and precision.prefill.scheme is Precise: remove the gate"),
     validation = Rule::new("!has(self.drift) || !has(self.drift.maxValveFallbackPercent) || (self.precision.prefill.scheme == 'W8A8' && self.precision.decode.scheme != 'W8A8')").message("drift.maxValveFallbackPercent watches a quantised prefill in front of a precise decode: leave it out with prefill.scheme Precise and with weightCopies Single"),
     validation = Rule::new("!has(self.drift) || !has(self.drift.maxKvBeyondRangePercent) || self.precision.kvCache.default != 'BF16'").message("drift.maxKvBeyondRangePercent watches a quantised cache, and kvCache.default is BF16: leave it out"),
-    validation = Rule::new("has(self.traffic) && self.traffic.mode == 'GatewayAPI' ? self.rollout.steps.all(step, has(step.weight) || !has(step.canaryReplicas)) : self.rollout.steps.all(step, !has(step.weight) || !has(step.canaryReplicas))").message("rollout.steps: with traffic.mode GatewayAPI a step with canaryReplicas has its weight too; with ReplicaRatio the pods are the weight, and a step has one of them"),
+    validation = Rule::new("has(self.traffic) && self.traffic.mode == 'GatewayAPI' ? self.rollout.steps.all(step, has(step.weight) || has(step.mirror) || !has(step.canaryReplicas)) : self.rollout.steps.all(step, !has(step.weight) || !has(step.canaryReplicas))").message("rollout.steps: with traffic.mode GatewayAPI a step with canaryReplicas has its weight or mirror too; with ReplicaRatio the pods are the weight, and a step has one of them"),
+    validation = Rule::new("!self.rollout.steps.exists(step, has(step.mirror)) || (has(self.traffic) && has(self.traffic.parentRefs))").message("rollout.steps: mirror copies requests by the route that the operator makes, not by the ratio of pods and not by a route of yours: set traffic.mode GatewayAPI with parentRefs, or remove the step with mirror"),
     validation = Rule::new("!has(self.scaling) || !has(oldSelf.scaling) || self.replicas == oldSelf.replicas").message("spec.scaling owns the number of pods: leave replicas as it is and change scaling.minReplicas and maxReplicas, or remove spec.scaling to scale by hand or by another autoscaler")
 )]
 pub struct MixQuantServiceSpec {

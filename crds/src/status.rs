@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use crate::condition::{ConditionType, Reason};
 use crate::digest::Digest;
 use crate::drift::DriftStatus;
 pub use crate::phase::Phase;
@@ -109,7 +110,10 @@ pub struct RolloutStatus {
     /// Display: percent of the traffic that reaches the canary: of the ready pods its own, or what the gateway has taken.
     #[serde(default)]
     pub weight: i32,
-    /// The gateway was seen to have taken this step's weight, and the step's time began then.
+    /// Display: percent of the requests that the gateway copies to the canary, whose answers nobody gets.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub mirror: i32,
+    /// The gateway was seen to have taken this step's weight or mirror, and the step's time began then.
     #[serde(default, skip_serializing_if = "is_false")]
     pub shifted: bool,
     /// Fail verdicts in a row.
@@ -130,6 +134,14 @@ pub struct RolloutStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1001))]
     pub room: Vec<i32>,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature that serde calls"
+)]
+fn is_zero(value: &i32) -> bool {
+    *value == 0
 }
 
 #[expect(
@@ -229,7 +241,7 @@ pub struct ArtifactStatus {
 pub enum RolloutStage {
     /// The canary's pods start; no traffic.
     Starting,
-    /// The canary takes its step's share of traffic and is judged.
+    /// The canary takes its step's share of traffic, or copies of it, and is judged.
     Stepping,
     /// The canary grows to the full number of pods and takes over.
     Promoting,
@@ -306,163 +318,6 @@ pub struct FailedRevision {
     pub message: String,
     /// When.
     pub at: Time,
-}
-
-/// The condition types.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ConditionType {
-    /// Stable serves and the newest spec is it.
-    Ready,
-    /// Stable has enough ready pods.
-    Available,
-    /// Something is being done.
-    Progressing,
-    /// The spec's model is calibrated.
-    Calibrated,
-    /// The newest measured precision keeps `spec.verification`'s limits.
-    PrecisionOK,
-    /// The newest verdict of a canary on live traffic kept `spec.slo`.
-    SLOMet,
-    /// Traffic is beyond a bound of `spec.drift`; absent without one.
-    Drifted,
-    /// The rollout waits for a person or for a pause to end; absent otherwise.
-    Paused,
-    /// kstatus: the controller is at work.
-    Reconciling,
-    /// kstatus: the controller cannot go on until a person changes something.
-    Stalled,
-}
-
-impl ConditionType {
-    /// Every type, in the order of display.
-    pub const ALL: [Self; 10] = [
-        Self::Ready,
-        Self::Available,
-        Self::Progressing,
-        Self::Calibrated,
-        Self::PrecisionOK,
-        Self::SLOMet,
-        Self::Drifted,
-        Self::Paused,
-        Self::Reconciling,
-        Self::Stalled,
-    ];
-
-    /// The type as it stands in the object.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Ready => "Ready",
-            Self::Available => "Available",
-            Self::Progressing => "Progressing",
-            Self::Calibrated => "Calibrated",
-            Self::PrecisionOK => "PrecisionOK",
-            Self::SLOMet => "SLOMet",
-            Self::Drifted => "Drifted",
-            Self::Paused => "Paused",
-            Self::Reconciling => "Reconciling",
-            Self::Stalled => "Stalled",
-        }
-    }
-}
-
-/// The reasons of conditions and Events, and the `cause` label of rollbacks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum Reason {
-    /// The spec is what serves.
-    Promoted,
-    /// A Job measures the model.
-    Calibrating,
-    /// The Job failed.
-    CalibrationFailed,
-    /// The Job finished and its artifact is known.
-    CalibrationSucceeded,
-    /// The measured precision is within the limits.
-    WithinLimits,
-    /// The measured precision is outside the limits.
-    PrecisionRegression,
-    /// Traffic is not what calibration saw.
-    Drifted,
-    /// Traffic is what calibration saw.
-    WithinRanges,
-    /// The model is calibrated anew because of drift or its age.
-    Recalibrating,
-    /// Live traffic broke a limit.
-    SLOViolated,
-    /// Live traffic keeps the limits.
-    SLOKept,
-    /// Too little is known.
-    Inconclusive,
-    /// Pods start.
-    PodsNotReady,
-    /// Enough pods are ready.
-    PodsReady,
-    /// A rollout is under way.
-    RollingOut,
-    /// A rollout ended by going back.
-    RolledBack,
-    /// A stage of the rollout took too long.
-    ProgressDeadlineExceeded,
-    /// The canary's pods end again and again, or cannot be made.
-    PodsFailing,
-    /// A person rolled the canary back.
-    Aborted,
-    /// A person put another revision in the place of what the spec asks for.
-    Undone,
-    /// The rollout stands still.
-    RolloutPaused,
-    /// A person's request was answered.
-    Requested,
-    /// Pods have no room on nodes or in a quota: stable makes room, or the canary waits.
-    InsufficientCapacity,
-    /// The gateway has not taken what its route says.
-    TrafficNotReady,
-    /// The number of pods follows the load.
-    Scaled,
-    /// Something that the spec names is missing, or a name that we need is taken.
-    DependencyMissing,
-    /// The spec cannot work.
-    InvalidSpec,
-    /// The API refused an object.
-    ApplyFailed,
-    /// Nothing is being done.
-    Idle,
-}
-
-impl Reason {
-    /// The reason as it stands in the object.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Promoted => "Promoted",
-            Self::Calibrating => "Calibrating",
-            Self::CalibrationFailed => "CalibrationFailed",
-            Self::CalibrationSucceeded => "CalibrationSucceeded",
-            Self::WithinLimits => "WithinLimits",
-            Self::PrecisionRegression => "PrecisionRegression",
-            Self::Drifted => "Drifted",
-            Self::WithinRanges => "WithinRanges",
-            Self::Recalibrating => "Recalibrating",
-            Self::SLOViolated => "SLOViolated",
-            Self::SLOKept => "SLOKept",
-            Self::Inconclusive => "Inconclusive",
-            Self::PodsNotReady => "PodsNotReady",
-            Self::PodsReady => "PodsReady",
-            Self::RollingOut => "RollingOut",
-            Self::RolledBack => "RolledBack",
-            Self::ProgressDeadlineExceeded => "ProgressDeadlineExceeded",
-            Self::PodsFailing => "PodsFailing",
-            Self::Aborted => "Aborted",
-            Self::Undone => "Undone",
-            Self::RolloutPaused => "RolloutPaused",
-            Self::Requested => "Requested",
-            Self::InsufficientCapacity => "InsufficientCapacity",
-            Self::TrafficNotReady => "TrafficNotReady",
-            Self::Scaled => "Scaled",
-            Self::DependencyMissing => "DependencyMissing",
-            Self::InvalidSpec => "InvalidSpec",
-            Self::ApplyFailed => "ApplyFailed",
-            Self::Idle => "Idle",
-        }
-    }
 }
 
 /// The verification of an existing artifact by another engine image.

@@ -1,4 +1,5 @@
-//! Exact weights by a real Gateway (Contour and Envoy): promoted and rolled back under load through Envoy, then without a gateway again.
+//! Exact weights by a real Gateway (Contour and Envoy): promoted by copies first and rolled back under load through Envoy, then without a
+//! gateway again.
 //!
 //! `make gateway` starts the Gateway and gives the operator its rights to routes. Times per token are measured here: it runs alone.
 
@@ -17,6 +18,11 @@ const SCENARIO: Duration = Duration::from_mins(15);
 const STAGE: Duration = Duration::from_mins(4);
 /// Where Envoy listens: the node's own address, see `e2e/cluster/cluster`.
 const ENVOY: (&str, u16) = ("172.31.255.1", 8080);
+
+/// The weights of the steps.
+const WEIGHTS: [i64; 2] = [25, 50];
+/// What the gateway copies in the step that mirrors: everything, as Contour does whatever percentage is said.
+const MIRROR: i64 = 100;
 
 /// The weights of the route's last rule, by backend.
 fn weights(context: &Context) -> anyhow::Result<Vec<(String, i64)>> {
@@ -50,26 +56,57 @@ fn expect_no_failure(report: &Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A good image takes its steps, each with the weight that was asked for.
+fn weight(percent: i64) -> Value {
+    json!({"weight": percent, "hold": "4s"})
+}
+
+/// While a canary answers copies, the route gives it nobody, and the service's own address is stable's.
+fn expect_only_copies(context: &Context, object: &Value) -> anyhow::Result<()> {
+    let shares = [100, 0].into_iter();
+    let names = ["stable", "canary"].map(|track| format!("{NAME}-{track}"));
+    let expected = names.into_iter().zip(shares).collect::<Vec<_>>();
+    ensure!(weights(context)? == expected, "{:?}", weights(context)?);
+    let selected = |name: &str| -> anyhow::Result<Value> {
+        let service = context.kubectl.get(&["service", name])?;
+        Ok(service["spec"]["selector"]["mixquant.io/revision"].clone())
+    };
+    let canary = selected(&format!("{NAME}-canary"))?;
+    ensure!(
+        canary == revision(object, "canary"),
+        "copies go to {canary}"
+    );
+    let main = selected(NAME)?;
+    ensure!(main == revision(object, "stable"), "people meet {main}");
+    Ok(())
+}
+
+/// A good image is measured on copies, then takes its steps, each with the weight that was asked for.
 async fn promoted(service: &Service) -> anyhow::Result<()> {
     let old = revision(&service.get()?, "stable").to_owned();
-    service.patch(&json!({"engine": {"image": image("MIXQUANT_NEXT_ENGINE_IMAGE")?}}))?;
-    let mut reached = Vec::new();
+    let mirror = json!({"mirror": MIRROR, "hold": "20s"});
+    let steps: Vec<Value> = [mirror].into_iter().chain(WEIGHTS.map(weight)).collect();
+    service.patch(&json!({"engine": {"image": image("MIXQUANT_NEXT_ENGINE_IMAGE")?}, "rollout": {"steps": steps}}))?;
+    let shifted = |object: &Value| {
+        let rollout = &object["status"]["rollout"];
+        let percent = |field: &str| rollout[field].as_i64().unwrap_or(0);
+        (rollout["shifted"] == true).then(|| (percent("mirror"), percent("weight")))
+    };
+    let mirrors = |object: &Value| shifted(object) == Some((MIRROR, 0));
+    let object = service.wait(STAGE, "copies", mirrors).await?;
+    expect_only_copies(&service.context, &object)?;
+    let mut reached = vec![(MIRROR, 0)];
+    // Each step is left with a Pass alone, the first one with a Pass on copies.
     let what = "promoted through its steps";
     let object = service
         .wait(STAGE, what, |object| {
-            let rollout = &object["status"]["rollout"];
-            if rollout["shifted"] == true && reached.last() != Some(&rollout["weight"]) {
-                reached.push(rollout["weight"].clone());
-            }
+            let share = shifted(object).filter(|share| reached.last() != Some(share));
+            reached.extend(share);
             let stable = revision(object, "stable");
             stable != old && !stable.is_empty() && is_true(object, "Ready")
         })
         .await?;
-    ensure!(
-        reached == [json!(25), json!(50)],
-        "the weights were {reached:?}"
-    );
+    let expected = [(MIRROR, 0), (0, WEIGHTS[0]), (0, WEIGHTS[1])];
+    ensure!(reached == expected, "copies and weights were {reached:?}");
     expect_all_on_stable(&service.context, &object)
 }
 
@@ -77,7 +114,8 @@ async fn promoted(service: &Service) -> anyhow::Result<()> {
 async fn rolled_back(service: &Service) -> anyhow::Result<()> {
     let before = service.get()?;
     let starved = json!({"requests": {"cpu": "40m"}, "limits": {"cpu": "40m"}});
-    service.patch(&json!({"engine": {"resources": starved}}))?;
+    let steps = WEIGHTS.map(weight);
+    service.patch(&json!({"engine": {"resources": starved}, "rollout": {"steps": steps}}))?;
     let canary = |object: &Value| !revision(object, "canary").is_empty();
     service.wait(STAGE, "a canary", canary).await?;
     let object = service

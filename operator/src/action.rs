@@ -16,6 +16,7 @@ use mixquant_crds::status::{MixQuantServiceStatus, Outcome, Reason};
 use mixquant_crds::{Digest, PrecisionPlan};
 use serde::Serialize;
 
+use crate::canary::Share;
 use crate::load::LoadWindow;
 use crate::observed::{
     Companion, FrozenRevision, Installation, ObjectName, RouteSplit, Track, Traffic,
@@ -38,7 +39,7 @@ pub enum Action {
     /// Creates, retargets or repairs the Service of a track.
     ApplyTrack(TrackRequest),
     /// Creates or repairs the service's own route, with this percentage for the canary.
-    ApplyRoute(i32),
+    ApplyRoute(Share),
     /// Changes the weights of a user's route, if nobody has changed it since it was seen.
     PatchRoute(RoutePatch),
     /// Creates or repairs an object beside the pods.

@@ -157,7 +157,7 @@ impl Writer {
                 Box::pin(self.ensure(owner, object, Existing::Repair)).await
             }
             Action::ApplyTrack(request) => Box::pin(self.apply_track(owner, request)).await,
-            Action::ApplyRoute(weight) => Box::pin(self.apply_route(target, *weight)).await,
+            Action::ApplyRoute(share) => Box::pin(self.apply_route(target, *share)).await,
             Action::PatchRoute(patch) => Box::pin(self.patch_route(owner, patch)).await,
             Action::ApplyCompanion(request) => {
                 let valid = target.valid.as_ref().ok_or(Error::InvalidSpec)?;

@@ -4,10 +4,30 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use mixquant_crds::status::{RolloutStage, RolloutStatus};
+use serde::Serialize;
 
 use crate::action::Window;
 use crate::places::{self, Split};
 use crate::validate::{Rollout, Step};
+
+/// What a gateway gives the canary.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Share {
+    /// Percent of people's requests; stable gets the rest.
+    pub weight: i32,
+    /// Percent of stable's requests that are copied to the canary, beside weight 0; nobody gets its answers to them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<i32>,
+}
+
+impl std::fmt::Display for Share {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.mirror {
+            None => write!(to, "{} %", self.weight),
+            Some(mirror) => write!(to, "copies of {mirror} %"),
+        }
+    }
+}
 
 /// Pods that take about `weight` percent of the traffic beside `stable` pods: `weight / (100 - weight) * stable`, rounded, at least 1.
 pub fn replicas(weight: i32, stable: i32) -> i32 {
@@ -18,7 +38,7 @@ pub fn replicas(weight: i32, stable: i32) -> i32 {
 
 /// Pods that carry `weight` percent of what `stable` pods carry: rounded up, so that none carries more than a pod of stable's did.
 pub fn replicas_of_share(weight: i32, stable: i32) -> i32 {
-    ((weight.clamp(1, 99) * stable + 99) / 100).max(1)
+    ((weight.clamp(1, 100) * stable + 99) / 100).max(1)
 }
 
 /// Percent of the ready pods that are the canary's, rounded; with a plain Service their share of the traffic.
@@ -56,7 +76,12 @@ fn pods(rollout: &Rollout, step: &Step, stable: i32) -> Option<i32> {
             replicas: Some(replicas),
             ..
         }
+        | Step::Mirror {
+            replicas: Some(replicas),
+            ..
+        }
         | Step::Replicas { replicas, .. } => Some(replicas),
+        Step::Mirror { percent, .. } => Some(replicas_of_share(percent, stable)),
         Step::Weight { weight, .. } if rollout.routed => Some(replicas_of_share(weight, stable)),
         Step::Weight { weight, .. } => Some(replicas(weight, stable)),
         Step::Pause { .. } => None,
@@ -107,21 +132,58 @@ pub fn is_alone(rollout: &Rollout, at: &RolloutStatus, stable: i32) -> bool {
     stable_size(rollout, at, stable) == 0
 }
 
-/// Whether the canary takes traffic: a pause before the first share is a dark start, unless stable has made room for it.
+/// Whether people get the canary's answers: not before the first share. A pause before it is a dark start, unless stable has made room.
 pub fn shares_traffic(rollout: &Rollout, at: &RolloutStatus) -> bool {
     match at.stage {
-        // Stable has made room: whatever runs serves.
-        RolloutStage::Stepping if !at.room.is_empty() => true,
-        RolloutStage::Stepping => so_far(rollout, at)
-            .iter()
-            .any(|step| !matches!(step, Step::Pause { .. })),
-        RolloutStage::Promoting => true,
+        // Where copies are asked for first, nobody is to get an answer before they were judged.
+        RolloutStage::Stepping if at.room.is_empty() || (mirrors(rollout) && keeps_one(at)) => {
+            let mut steps = so_far(rollout, at).iter();
+            steps.any(|step| matches!(step, Step::Weight { .. } | Step::Replicas { .. }))
+        }
+        // Stable has made room, and whatever runs serves; or the canary takes over.
+        RolloutStage::Stepping | RolloutStage::Promoting => true,
         RolloutStage::Starting | RolloutStage::RollingBack => false,
     }
 }
 
-/// Percent that a gateway should give the canary now, beside `stable` pods wanted.
-pub fn asked_weight(rollout: &Rollout, at: &RolloutStatus, stable: i32) -> i32 {
+/// Whether the rollout begins with copies of requests.
+pub fn mirrors(rollout: &Rollout) -> bool {
+    let mut steps = rollout.steps.iter();
+    steps.any(|step| matches!(step, Step::Mirror { .. }))
+}
+
+/// Whether stable, which has made room, keeps a pod beside the canary. Where copies come first no other trial begins; a forged status may
+/// say otherwise, and then somebody has to serve.
+fn keeps_one(at: &RolloutStatus) -> bool {
+    at.room.get(1).is_some_and(|beside_one| *beside_one > 0)
+}
+
+/// Percent of stable's requests that are copied to the canary now: from a step that mirrors until the first share.
+pub fn copies(rollout: &Rollout, at: &RolloutStatus) -> Option<i32> {
+    if at.stage != RolloutStage::Stepping || shares_traffic(rollout, at) {
+        return None;
+    }
+    let mut back = so_far(rollout, at).iter().rev();
+    back.find_map(|step| match *step {
+        Step::Mirror { percent, .. } => Some(percent),
+        Step::Weight { .. } | Step::Replicas { .. } | Step::Pause { .. } => None,
+    })
+}
+
+/// Whether requests reach the canary, people's or copies of them: there is something to judge it by.
+pub fn is_reached(rollout: &Rollout, at: &RolloutStatus) -> bool {
+    shares_traffic(rollout, at) || copies(rollout, at).is_some()
+}
+
+/// What a gateway should give the canary now, beside `stable` pods wanted.
+pub fn asked_share(rollout: &Rollout, at: &RolloutStatus, stable: i32) -> Share {
+    Share {
+        weight: asked_weight(rollout, at, stable),
+        mirror: copies(rollout, at),
+    }
+}
+
+fn asked_weight(rollout: &Rollout, at: &RolloutStatus, stable: i32) -> i32 {
     if !shares_traffic(rollout, at) {
         return 0;
     }
@@ -130,7 +192,7 @@ pub fn asked_weight(rollout: &Rollout, at: &RolloutStatus, stable: i32) -> i32 {
     }
     let weight = |step: &Step| match *step {
         Step::Weight { weight, .. } => Some(weight),
-        Step::Replicas { .. } | Step::Pause { .. } => None,
+        Step::Mirror { .. } | Step::Replicas { .. } | Step::Pause { .. } => None,
     };
     let steps = match at.stage {
         // Whatever step a forged status names: who takes over has passed them all.
@@ -145,7 +207,7 @@ pub fn asked_weight(rollout: &Rollout, at: &RolloutStatus, stable: i32) -> i32 {
     so_far.or_else(first).unwrap_or(0)
 }
 
-/// Whether this step's time runs: where a gateway splits the traffic, since it was seen to have taken the weight.
+/// Whether this step's time runs: where a gateway splits the traffic, since it was seen to have taken the step's share.
 pub fn is_shifted(rollout: &Rollout, at: &RolloutStatus) -> bool {
     !rollout.routed || at.shifted
 }
@@ -155,9 +217,9 @@ pub fn window_start(rollout: &Rollout, at: &RolloutStatus) -> Timestamp {
     later(at.step_started_at.0, rollout.warm_up)
 }
 
-/// What is to be sampled for the trial; nothing while no traffic reaches the canary, or while nothing is judged.
+/// What is to be sampled for the trial; nothing while no request reaches the canary, or while nothing is judged.
 pub fn window(rollout: &Rollout, at: &RolloutStatus, stable: &str, canary: &str) -> Option<Window> {
-    let judged = shares_traffic(rollout, at) && at.waived.is_none() && is_shifted(rollout, at);
+    let judged = is_reached(rollout, at) && at.waived.is_none() && is_shifted(rollout, at);
     judged.then(|| Window {
         since: window_start(rollout, at),
         revisions: [stable.to_owned(), canary.to_owned()],
@@ -174,7 +236,7 @@ pub fn verdict_due(rollout: &Rollout, at: &RolloutStatus) -> Timestamp {
 /// When the step has lasted as long as it must; `None` in a pause that only a person ends.
 pub fn held_until(rollout: &Rollout, at: &RolloutStatus) -> Option<Timestamp> {
     let seconds = match step(rollout, at) {
-        Step::Weight { hold, .. } | Step::Replicas { hold, .. } => hold,
+        Step::Weight { hold, .. } | Step::Mirror { hold, .. } | Step::Replicas { hold, .. } => hold,
         Step::Pause { .. } if at.released => 0,
         Step::Pause { duration } => duration?,
     };

@@ -420,11 +420,14 @@ pub struct FoundRoute {
     pub uid: String,
     /// Its resourceVersion, the precondition of every change to a user's route.
     pub resource_version: String,
-    /// Its spec is what we would apply, weights aside; of a user's route always.
+    /// Its spec is what we would apply, weights and mirror aside; of a user's route always.
     pub matches: bool,
     /// Its rules that name both tracks.
     #[serde(default)]
     pub splits: Vec<RouteSplit>,
+    /// Percent of the requests that its splitting rule copies to the canary; never said of a user's route.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<i32>,
     /// What its Gateways have not taken of its newest generation; `None` when they have taken it whole.
     #[serde(default)]
     pub problem: Option<String>,

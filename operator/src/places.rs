@@ -6,6 +6,7 @@
 
 use mixquant_crds::rollout::{OnFailure, Surge};
 
+use crate::canary;
 use crate::observed::Room;
 use crate::validate::ValidService;
 
@@ -95,6 +96,11 @@ pub fn fit(valid: &ValidService, (wanted, peak): (i32, i32), room: Option<&Room>
             "and gate {} only compares with stable, which would have to leave: give it a limit of its own",
             gate.name
         ));
+    }
+    if canary::mirrors(&valid.rollout) && last.stable == 0 {
+        return refused(
+            "and rollout.steps mirrors, which needs stable to answer, and it would have to leave: make room for one pod beside it, or remove the step with mirror",
+        );
     }
     let first = split(wanted, replicas, &fits);
     let gap = match (first.stable, last.stable) {

@@ -32,7 +32,7 @@ use crate::status;
 use crate::validate::{InvalidSpec, ValidService};
 
 pub use measure::Measured;
-pub use traffic::{route_problem, traffic_is_right, weight};
+pub use traffic::{mirror, route_problem, traffic_is_right, weight};
 
 /// The names that the status keeps at most.
 const MEMORY: usize = 10;

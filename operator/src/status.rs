@@ -62,8 +62,10 @@ pub fn report(
         world.valid.name
     ));
     let weight = crate::plan::weight(world, &decisions.memory);
+    let mirror = crate::plan::mirror(world, &decisions.memory);
     if let Some(at) = &mut status.rollout {
         at.weight = weight;
+        at.mirror = mirror;
     }
     let conditions = [
         (

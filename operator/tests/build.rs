@@ -5,13 +5,15 @@
 use expect_test::expect_file;
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use mixquant_crds::service::SecretName;
+use mixquant_crds::traffic::GatewayRef;
 use mixquant_crds::{Digest, MixQuantService};
 use mixquant_operator::build::companion::{self, Built};
 use mixquant_operator::build::job::{self, Asked};
 use mixquant_operator::build::meta::Owner;
-use mixquant_operator::build::{self, deployment, service};
+use mixquant_operator::build::{self, deployment, route, service};
+use mixquant_operator::canary::Share;
 use mixquant_operator::observed::{Companion, FrozenRevision, Installation};
-use mixquant_operator::validate::{ValidService, validate};
+use mixquant_operator::validate::{OwnRoute, ValidService, validate};
 use serde::Serialize;
 
 const EXAMPLE: &str = include_str!("../../crds/examples/chat.yaml");
@@ -401,4 +403,46 @@ fn an_engine_pod_has_time_to_drain_before_it_is_killed() {
         .unwrap();
     let (drain_delay, shutdown_grace) = (5, 25);
     assert!(pod.termination_grace_period_seconds.unwrap() > drain_delay + shutdown_grace);
+}
+
+/// A service behind a gateway, and what its route gives a canary.
+fn routed(share: Share) -> String {
+    let (owner, _) = valid();
+    let wanted = OwnRoute {
+        parents: vec![GatewayRef {
+            name: "edge".into(),
+            namespace: Some("gateways".into()),
+            section_name: None,
+        }],
+        hostnames: vec!["chat.example.com".into()],
+        track_header: Some("x-mixquant-track".into()),
+    };
+    yaml(&route::route(&owner, &wanted, share))
+}
+
+#[test]
+fn the_route_is_as_written_with_a_weight_and_with_copies() {
+    let weight = Share {
+        weight: 25,
+        mirror: None,
+    };
+    expect_file!["objects/route.yaml"].assert_eq(&routed(weight));
+    let copies = Share {
+        weight: 0,
+        mirror: Some(20),
+    };
+    expect_file!["objects/route-mirror.yaml"].assert_eq(&routed(copies));
+}
+
+/// A Gateway API that is older than percentages has it all the same.
+#[test]
+fn copies_of_everything_are_said_without_a_percentage() {
+    let all = routed(Share {
+        weight: 0,
+        mirror: Some(100),
+    });
+    assert!(
+        all.contains("RequestMirror") && !all.contains("percent"),
+        "{all}"
+    );
 }

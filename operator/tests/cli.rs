@@ -328,6 +328,25 @@ fn plan_tells_what_a_change_costs() {
 }
 
 #[test]
+fn plan_and_get_tell_that_a_canary_answers_copies_that_nobody_sees() {
+    let steps = json!([{"mirror": 20, "hold": "60s"}, {"pause": {"duration": "5m"}}, {"weight": 50, "hold": "60s"}]);
+    let planned = changed(|service| {
+        service.spec.engine.image = "engine:2".into();
+        let traffic = json!({"mode": "GatewayAPI", "parentRefs": [{"name": "edge"}]});
+        service.spec.traffic = serde_json::from_value(traffic).unwrap();
+        service.spec.rollout.steps = serde_json::from_value(steps).unwrap();
+    });
+    shows(&expect_file!["cli/plan-mirror.txt"], &planned);
+    let mut status = stepping();
+    status["rollout"]["weight"] = json!(0);
+    status["rollout"]["mirror"] = json!(20);
+    let found = overview::detail(&facts(status), now());
+    assert_eq!(found.line.mirror, Some(20));
+    let text = found.plain(Style::PLAIN);
+    assert!(text.contains("step 1/2, mirrors 20 %"), "{text}");
+}
+
+#[test]
 fn plan_of_a_first_deployment_has_no_steps_and_one_without_a_cluster_compares_nothing() {
     let first = timeline(&chat(Value::Null), Some(None));
     assert_eq!(first.change, Some(Change::First));

@@ -6,6 +6,7 @@ mod fake;
 
 use fake::{FakeApi, SERVICE, server, target, writer};
 use mixquant_operator::action::{Action, RoutePatch, TrackRequest};
+use mixquant_operator::canary::Share;
 use mixquant_operator::error::Error;
 use mixquant_operator::lease::Fence;
 use mixquant_operator::observe::Observer;
@@ -55,6 +56,10 @@ async fn execute(api: &FakeApi, action: Action) -> Result<(), Error> {
     Box::pin(writer.execute(&mut target(api).await, &[action])).await
 }
 
+fn give(weight: i32, mirror: Option<i32>) -> Action {
+    Action::ApplyRoute(Share { weight, mirror })
+}
+
 /// A route of a user with one rule for both tracks and one of its own.
 fn mine() -> Value {
     let backend = |name: &str, weight: i32| json!({"group": "", "kind": "Service", "name": name, "port": 80, "weight": weight});
@@ -83,16 +88,16 @@ async fn the_own_route_is_made_once_changed_by_its_weight_and_put_back_when_some
         observed(&api, true).await.route,
         Some(ObservedRoute::Missing)
     );
-    execute(&api, Action::ApplyRoute(10)).await.unwrap();
+    execute(&api, give(10, None)).await.unwrap();
     assert_eq!(api.take_writes(), [format!("PATCH {OWN}")]);
     let seen = found(&api).await;
     assert!(
         seen.matches && seen.splits.len() == 1 && seen.splits[0].gives(10),
         "{seen:?}"
     );
-    execute(&api, Action::ApplyRoute(10)).await.unwrap();
+    execute(&api, give(10, None)).await.unwrap();
     assert_eq!(api.take_writes(), Vec::<String>::new());
-    execute(&api, Action::ApplyRoute(50)).await.unwrap();
+    execute(&api, give(50, None)).await.unwrap();
     assert!(found(&api).await.splits[0].gives(50));
     api.take_writes();
     api.change(OWN, |route| {
@@ -100,9 +105,37 @@ async fn the_own_route_is_made_once_changed_by_its_weight_and_put_back_when_some
         rules.insert(0, json!({"backendRefs": [{"name": "thief", "port": 80}]}));
     });
     assert!(!found(&api).await.matches);
-    execute(&api, Action::ApplyRoute(50)).await.unwrap();
+    execute(&api, give(50, None)).await.unwrap();
     assert_eq!(api.take_writes(), [format!("PATCH {OWN}")]);
     assert!(found(&api).await.matches);
+}
+
+#[tokio::test]
+async fn copies_come_with_the_own_route_and_go_with_it_and_an_api_that_knows_no_percent_is_told() {
+    let api = routed(own());
+    execute(&api, give(0, Some(20))).await.unwrap();
+    let seen = found(&api).await;
+    assert!(
+        seen.matches && seen.mirror == Some(20) && seen.splits[0].gives(0),
+        "{seen:?}"
+    );
+    api.take_writes();
+    execute(&api, give(0, Some(20))).await.unwrap();
+    assert_eq!(api.take_writes(), Vec::<String>::new());
+    // What it stores of a percentage that it does not know is a mirror of everything.
+    api.change(OWN, |route| {
+        let mirror = &mut route["spec"]["rules"][2]["filters"][0]["requestMirror"];
+        assert!(mirror.as_object_mut().unwrap().remove("percent").is_some());
+    });
+    let seen = found(&api).await;
+    assert!(seen.matches && seen.mirror == Some(100), "{seen:?}");
+    execute(&api, give(25, None)).await.unwrap();
+    let seen = found(&api).await;
+    assert!(
+        seen.matches && seen.mirror.is_none() && seen.splits[0].gives(25),
+        "{seen:?}"
+    );
+    assert!(api.object(OWN).unwrap()["spec"]["rules"][2]["filters"].is_null());
 }
 
 #[tokio::test]
@@ -225,7 +258,7 @@ async fn services_of_the_tracks_turn_and_those_of_others_are_not_adopted() {
 #[tokio::test]
 async fn a_route_that_is_no_longer_asked_for_is_seen_as_long_as_the_tracks_are_there() {
     let api = routed(own());
-    execute(&api, Action::ApplyRoute(0)).await.unwrap();
+    execute(&api, give(0, None)).await.unwrap();
     let stable = TrackRequest {
         track: Track::Stable,
         revision: "aaaaaaaaaa".into(),

@@ -118,7 +118,7 @@ fn whatever_happens_no_invariant_breaks_and_the_service_comes_to_rest() {
 }
 
 /// What a thousand lives must have seen.
-const HAPPENS: [&str; 20] = [
+const HAPPENS: [&str; 22] = [
     "Aborted",
     "CalibrationFailed",
     "InsufficientCapacity",
@@ -129,8 +129,10 @@ const HAPPENS: [&str; 20] = [
     "Promoted",
     "Promoted in full",
     "Promoted in the window",
+    "RollingOut by copies",
     "RolloutPaused",
     "SLOViolated",
+    "SLOViolated by copies",
     "Scaled",
     "abort done",
     "artifact removed",

@@ -13,6 +13,7 @@ use crate::action::{RoutePatch, TrackRequest};
 use crate::build::meta::Owner;
 use crate::build::route::{HTTPRoute, route};
 use crate::build::service::{self, track_name};
+use crate::canary::Share;
 use crate::error::Error;
 use crate::observed::Track;
 use crate::read::{self, DEADLINE};
@@ -53,13 +54,13 @@ impl Writer {
         self.ensure(owner, object, Existing::Repair).await
     }
 
-    /// Makes the service's own route give the canary `weight` percent.
-    pub(super) async fn apply_route(&self, target: &Target, weight: i32) -> Result<(), Error> {
+    /// Makes the service's own route give the canary `share`.
+    pub(super) async fn apply_route(&self, target: &Target, share: Share) -> Result<(), Error> {
         let valid = target.valid.as_ref().ok_or(Error::InvalidSpec)?;
         let Routing::Own(own) = &valid.traffic else {
             return Err(Error::InvalidSpec);
         };
-        let object = route(&target.owner, own, weight);
+        let object = route(&target.owner, own, share);
         self.ensure(&target.owner, object, Existing::Repair).await
     }
 

@@ -1,4 +1,5 @@
-//! The service's own `HTTPRoute`: two weighted backends, and rules that pin a request to a track. Only the fields that we say are typed.
+//! The service's own `HTTPRoute`: two weighted backends, copies for a canary that nobody is to meet yet, and rules that pin a request to a
+//! track. Only the fields that we say are typed.
 //!
 //! Every default of the API is written out, so that what is stored can be compared with what is wanted as a whole.
 
@@ -10,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::meta::{COMPONENT_ENGINE, Owner, labels};
 use super::service::{PORT, track_name};
+use crate::canary::Share;
 use crate::observed::Track;
 use crate::validate::OwnRoute;
 
@@ -62,18 +64,27 @@ pub struct ParentStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// The route that gives the canary `weight` percent.
-pub fn route(owner: &Owner, wanted: &OwnRoute, weight: i32) -> HTTPRoute {
+/// The route that gives the canary `share`. While it mirrors, a request that is pinned to the canary goes to stable: nobody gets the canary's
+/// answers, whatever the request says.
+pub fn route(owner: &Owner, wanted: &OwnRoute, share: Share) -> HTTPRoute {
     let mut rules = Vec::new();
     for track in [Track::Canary, Track::Stable] {
         if let Some(header) = &wanted.track_header {
             let header = json!({"type": "Exact", "name": header, "value": track.as_str()});
-            rules.push(rule(Some(header), &[backend(owner, track, 1)]));
+            let meets = share.mirror.map_or(track, |_| Track::Stable);
+            rules.push(rule(Some(header), &[weighted(owner, meets, 1)]));
         }
     }
-    let split = [(Track::Stable, 100 - weight), (Track::Canary, weight)];
-    let split = split.map(|(track, weight)| backend(owner, track, weight));
-    rules.push(rule(None, &split));
+    let split = [
+        (Track::Stable, 100 - share.weight),
+        (Track::Canary, share.weight),
+    ];
+    let split = split.map(|(track, weight)| weighted(owner, track, weight));
+    let mut split = rule(None, &split);
+    if let Some(percent) = share.mirror {
+        split["filters"] = json!([mirror(owner, percent)]);
+    }
+    rules.push(split);
     HTTPRoute {
         metadata: owner.object(owner.name.clone(), labels(&owner.name, COMPONENT_ENGINE)),
         spec: RouteSpec {
@@ -108,7 +119,22 @@ fn rule(header: Option<Value>, backends: &[Value]) -> Value {
     json!({"matches": [matches], "backendRefs": backends, "timeouts": {"request": "0s"}})
 }
 
-fn backend(owner: &Owner, track: Track, weight: i32) -> Value {
+fn weighted(owner: &Owner, track: Track, weight: i32) -> Value {
+    let mut backend = backend(owner, track);
+    backend["weight"] = json!(weight);
+    backend
+}
+
+fn backend(owner: &Owner, track: Track) -> Value {
     let name = track_name(&owner.name, track);
-    json!({"group": "", "kind": "Service", "name": name, "port": PORT, "weight": weight})
+    json!({"group": "", "kind": "Service", "name": name, "port": PORT})
+}
+
+/// All is what a mirror without a percentage means: so is it said, for a Gateway API that is older than percentages.
+fn mirror(owner: &Owner, percent: i32) -> Value {
+    let mut mirror = json!({"backendRef": backend(owner, Track::Canary)});
+    if percent < 100 {
+        mirror["percent"] = json!(percent);
+    }
+    json!({"type": "RequestMirror", "requestMirror": mirror})
 }

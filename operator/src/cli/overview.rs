@@ -44,6 +44,9 @@ pub struct Line {
     pub step: Option<String>,
     /// Percent of ready pods that are the canary's.
     pub weight: Option<i32>,
+    /// Percent of the requests that are copied to the canary, whose answers nobody gets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<i32>,
     /// Stable's time per output token.
     pub tpot: Option<String>,
     /// Seconds since it was created.
@@ -64,6 +67,7 @@ fn line(service: &MixQuantService, now: Timestamp) -> Line {
     let steps = service.spec.rollout.steps.len();
     let ready = condition(service, ConditionType::Ready);
     let created = service.creation_timestamp();
+    let mirror = status.rollout.as_ref().map(|at| at.mirror);
     Line {
         standing: standing(service, now),
         phase: status.phase.map(|phase| format!("{phase:?}")),
@@ -75,6 +79,7 @@ fn line(service: &MixQuantService, now: Timestamp) -> Line {
             .as_ref()
             .map(|at| format!("{}/{steps}", at.step + 1)),
         weight: status.rollout.as_ref().map(|at| at.weight),
+        mirror: mirror.filter(|percent| *percent > 0),
         tpot: status.tpot,
         age_seconds: created.map(|created| now.duration_since(created.0).as_secs()),
     }
@@ -86,6 +91,14 @@ const TITLES: [&str; 9] = [
 ];
 
 impl Line {
+    /// What the canary has of the requests.
+    fn share(&self) -> Option<String> {
+        let weight = self.weight.map(|weight| format!("{weight} %"));
+        self.mirror
+            .map(|percent| format!("mirrors {percent} %"))
+            .or(weight)
+    }
+
     fn cells(&self, with_namespace: bool) -> Vec<Cell> {
         let or_dash = |text: &Option<String>| Cell::from(text.clone().unwrap_or("-".into()));
         let tone = self.standing.state.tone();
@@ -100,7 +113,7 @@ impl Line {
             or_dash(&self.stable),
             or_dash(&self.canary),
             or_dash(&self.step),
-            or_dash(&self.weight.map(|weight| format!("{weight} %"))),
+            or_dash(&self.share()),
             or_dash(&self.tpot),
             or_dash(&self.age_seconds.map(span)),
         ]);
@@ -222,8 +235,9 @@ impl Plain for Detail {
     fn plain(&self, style: Style) -> String {
         let mut text = self.line.standing.plain(style);
         let line = &self.line;
-        if let (Some(step), Some(weight)) = (&line.step, line.weight) {
-            let step = format!("step {step}, weight {weight} %");
+        if let (Some(step), Some(share)) = (&line.step, line.share()) {
+            let of = line.mirror.map_or("weight ", |_| "");
+            let step = format!("step {step}, {of}{share}");
             push(
                 &mut text,
                 format_args!("\n{}\n", style.paint(Tone::Plain, &step)),

@@ -102,6 +102,9 @@ pub struct Stage {
     pub name: String,
     /// Percent asked for.
     pub weight: Option<i32>,
+    /// Percent of the requests that are copied to the canary, whose answers nobody gets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<i32>,
     /// Percent that whole pods give.
     pub achieved: Option<i32>,
     /// Pods of the canary.
@@ -202,6 +205,7 @@ fn stages(valid: &ValidService, change: Option<Change>) -> Vec<Stage> {
     let stage = |name: &str, canary, at_least, at_most| Stage {
         name: name.to_owned(),
         weight: None,
+        mirror: None,
         achieved: None,
         canary,
         stable: valid.replicas,
@@ -229,33 +233,31 @@ fn stages(valid: &ValidService, change: Option<Change>) -> Vec<Stage> {
     };
     stages.push(stage("start", size(0), 0, Some(deadline)));
     let mut shares = false;
-    let mut given = None;
+    let (mut mirror, mut given) = (None, None);
     for (index, step) in rollout.steps.iter().enumerate() {
         let pods = size(index + 1);
-        let name = format!("step {}", index + 1);
-        let (name, weight, at_least) = match *step {
-            Step::Weight { weight, hold, .. } => (name, Some(weight), hold),
-            Step::Replicas { hold, .. } => (name, None, hold),
-            Step::Pause {
-                duration: Some(seconds),
-            } => (format!("{name}, pause"), None, seconds),
-            Step::Pause { duration: None } => (format!("{name}, until promoted"), None, 0),
+        let (name, weight, at_least) = told(index, step);
+        shares |= matches!(step, Step::Weight { .. } | Step::Replicas { .. });
+        mirror = match *step {
+            Step::Mirror { percent, .. } => Some(percent),
+            _ => mirror.filter(|_| !shares),
         };
-        let pause = matches!(step, Step::Pause { .. });
-        shares |= !pause;
+        let copies = mirror.map_or(String::new(), |percent| format!(", mirrors {percent} %"));
         // A gateway gives what is asked for; without one the pods give what they are.
         given = weight.filter(|_| rollout.routed).or(given);
         let by_pods = || canary::achieved_weight(pods, valid.replicas);
-        let least = i64::from(at_least).max(if shares { judged } else { 0 });
+        let reached = shares || mirror.is_some();
+        let least = i64::from(at_least).max(if reached { judged } else { 0 });
         let most = match *step {
             // A pause does not count against the deadline.
             Step::Pause { duration } => duration.map(|_| least + deadline),
-            Step::Weight { .. } | Step::Replicas { .. } => Some(deadline),
+            Step::Weight { .. } | Step::Mirror { .. } | Step::Replicas { .. } => Some(deadline),
         };
         stages.push(Stage {
             weight,
+            mirror,
             achieved: shares.then(|| given.unwrap_or_else(by_pods)),
-            ..stage(&name, pods, least, most)
+            ..stage(&(name + &copies), pods, least, most)
         });
     }
     let last = size(rollout.steps.len());
@@ -265,6 +267,19 @@ fn stages(valid: &ValidService, change: Option<Change>) -> Vec<Stage> {
         ..stage("take over", all, judged, Some(deadline))
     });
     stages
+}
+
+/// A step's name, the weight that it asks for, and its seconds at least.
+fn told(index: usize, step: &Step) -> (String, Option<i32>, u32) {
+    let name = format!("step {}", index + 1);
+    match *step {
+        Step::Weight { weight, hold, .. } => (name, Some(weight), hold),
+        Step::Mirror { hold, .. } | Step::Replicas { hold, .. } => (name, None, hold),
+        Step::Pause {
+            duration: Some(seconds),
+        } => (format!("{name}, pause"), None, seconds),
+        Step::Pause { duration: None } => (format!("{name}, until promoted"), None, 0),
+    }
 }
 
 fn gates(valid: &ValidService) -> Vec<String> {

@@ -111,7 +111,7 @@ pub(super) fn check_deadline(world: &World<'_>, decisions: &mut Decisions, revis
     };
     if world.now < deadline {
         decisions.wake_at(deadline, world.now);
-    } else if canary::shares_traffic(rollout, &at)
+    } else if canary::is_reached(rollout, &at)
         && at.waived.is_none()
         && rollout.on_failure == TrialFailure::Pause
     {
@@ -142,10 +142,13 @@ fn is_hopeless(pod: &ObservedPod, now: Timestamp) -> bool {
     pod.restarts >= MAX_RESTARTS || (pod.cannot_start.is_some() && now >= grown_up(pod))
 }
 
-fn place(at: &RolloutStatus) -> String {
+fn place(world: &World<'_>, at: &RolloutStatus) -> String {
     match at.stage {
         RolloutStage::Starting => "while its pods started".to_owned(),
-        RolloutStage::Stepping => format!("at step {}", at.step + 1),
+        RolloutStage::Stepping => match canary::copies(&world.valid.rollout, at) {
+            None => format!("at step {}", at.step + 1),
+            Some(percent) => format!("at step {} (mirrors {percent} %)", at.step + 1),
+        },
         RolloutStage::Promoting | RolloutStage::RollingBack => "while it was promoted".to_owned(),
     }
 }
@@ -155,7 +158,7 @@ fn evidence(world: &World<'_>, decisions: &Decisions, revision: &str, cause: Rea
         return format!("revision {revision} failed");
     };
     let last = at.verdict.as_ref().map(|verdict| verdict.message.as_str());
-    let place = place(at);
+    let place = place(world, at);
     let problem = world
         .deployment(revision)
         .and_then(|deployment| deployment.problem.as_deref());

@@ -12,17 +12,23 @@ use super::effects::{name, push};
 use super::{Decisions, World};
 use crate::action::{Action, ObjectRef, RoutePatch, TrackRequest};
 use crate::build::service::track_name;
-use crate::canary;
+use crate::canary::{self, Share};
 use crate::observed::{FoundRoute, Kind, ObservedRoute, Track, Traffic};
 use crate::validate::Routing;
 
 /// How soon to look again at a Gateway that has not answered, should its watch be lost.
 const LOOK_AGAIN: Duration = Duration::from_mins(1);
 
-/// Whether the trial is at a place where its canary takes traffic.
+/// Whether the trial is at a place where people get its canary's answers.
 fn shares(world: &World<'_>, memory: &MixQuantServiceStatus) -> bool {
     let at = memory.rollout.as_ref().filter(|_| memory.canary.is_some());
     at.is_some_and(|at| canary::shares_traffic(&world.valid.rollout, at))
+}
+
+/// Whether the trial is at a place where requests, or copies of them, reach its canary.
+fn is_reached(world: &World<'_>, memory: &MixQuantServiceStatus) -> bool {
+    let at = memory.rollout.as_ref().filter(|_| memory.canary.is_some());
+    at.is_some_and(|at| canary::is_reached(&world.valid.rollout, at))
 }
 
 /// The pods that the main Service should select; `None` while there is nothing to select.
@@ -48,10 +54,10 @@ fn wanted_track(world: &World<'_>, memory: &MixQuantServiceStatus, track: Track)
         .canary
         .as_ref()
         .filter(|_| track == Track::Canary && world.valid.rollout.routed)
-        .filter(|_| shares(world, memory))
+        .filter(|_| is_reached(world, memory))
         // Its weight would send requests to nobody.
         .filter(|canary| is_ready(world, &canary.revision))
-        .filter(|canary| selects(world, track, &canary.revision) || route_is_taken(world, memory));
+        .filter(|canary| selects(world, track, &canary.revision) || may_turn(world, memory));
     Some(canary.unwrap_or(stable).revision.clone())
 }
 
@@ -79,12 +85,25 @@ pub fn traffic_is_right(world: &World<'_>, memory: &MixQuantServiceStatus) -> bo
     })
 }
 
-/// Percent of the route that the canary should have.
-fn wanted_weight(world: &World<'_>, memory: &MixQuantServiceStatus) -> i32 {
+/// What of the route the canary should have.
+fn wanted_share(world: &World<'_>, memory: &MixQuantServiceStatus) -> Share {
     let at = memory.rollout.as_ref().filter(|_| memory.canary.is_some());
-    at.map_or(0, |at| {
-        canary::asked_weight(&world.valid.rollout, at, world.valid.replicas)
+    at.map_or_else(Share::default, |at| {
+        canary::asked_share(&world.valid.rollout, at, world.valid.replicas)
     })
+}
+
+/// Whether the Gateways have taken a route by which the canary gets what it should, of people's requests exactly. Copies may be too many:
+/// better on the canary than on stable, which would be behind its Service otherwise; the step's time does not run by them.
+fn may_turn(world: &World<'_>, memory: &MixQuantServiceStatus) -> bool {
+    let share = wanted_share(world, memory);
+    match &world.observed.route {
+        Some(ObservedRoute::Found(found)) => {
+            let mirror = share.mirror.map(|asked| found.mirror.unwrap_or(asked));
+            says(found, Share { mirror, ..share }) && found.problem.is_none()
+        }
+        Some(ObservedRoute::Unknown { .. } | ObservedRoute::Missing) | None => false,
+    }
 }
 
 fn route_is_taken(world: &World<'_>, memory: &MixQuantServiceStatus) -> bool {
@@ -109,11 +128,14 @@ pub fn route_problem(world: &World<'_>, memory: &MixQuantServiceStatus) -> Optio
             Routing::Own(_) | Routing::ReplicaRatio => "does not exist yet".into(),
         },
         Some(ObservedRoute::Found(found)) => {
-            let weight = wanted_weight(world, memory);
+            let share = wanted_share(world, memory);
             if found.splits.is_empty() && matches!(world.valid.traffic, Routing::Users { .. }) {
                 format!("has no rule whose backendRefs are {tracks}: add one")
-            } else if !says(found, weight) {
-                format!("does not give the canary {weight} % yet")
+            } else if !says(found, share) {
+                format!(
+                    "does not give the canary {share} yet{}",
+                    why_not(found, share)
+                )
             } else {
                 found.problem.clone()?
             }
@@ -122,16 +144,27 @@ pub fn route_problem(world: &World<'_>, memory: &MixQuantServiceStatus) -> Optio
     Some(format!("HTTPRoute {route}: {why}"))
 }
 
-fn says(found: &FoundRoute, weight: i32) -> bool {
+fn says(found: &FoundRoute, share: Share) -> bool {
     let mut splits = found.splits.iter();
-    found.matches && !found.splits.is_empty() && splits.all(|split| split.gives(weight))
+    let weighs = !found.splits.is_empty() && splits.all(|split| split.gives(share.weight));
+    found.matches && weighs && found.mirror == share.mirror
+}
+
+/// What an API that drops a field of the route leaves to be told.
+fn why_not(found: &FoundRoute, share: Share) -> &'static str {
+    let lost = share.mirror.is_some() && found.mirror.is_some_and(|mirror| mirror == 100);
+    if lost {
+        ": the cluster's Gateway API may be older than 1.3 and know no percent of a mirror; install a newer one, or mirror 100"
+    } else {
+        ""
+    }
 }
 
 /// Whether the gateway splits the traffic as the trial's place asks, and the canary has its share.
 pub(super) fn has_shifted(world: &World<'_>, memory: &MixQuantServiceStatus) -> bool {
     let canary = memory.canary.as_ref();
     let turned = canary.is_some_and(|canary| {
-        !shares(world, memory) || selects(world, Track::Canary, &canary.revision)
+        !is_reached(world, memory) || selects(world, Track::Canary, &canary.revision)
     });
     turned && route_is_taken(world, memory) && traffic_is_right(world, memory)
 }
@@ -159,6 +192,19 @@ pub fn weight(world: &World<'_>, memory: &MixQuantServiceStatus) -> i32 {
     }
     let ready = |revision: &str| world.deployment(revision).map_or(0, |seen| seen.ready);
     canary::achieved_weight(ready(&canary.revision), ready(&stable.revision))
+}
+
+/// Percent of the requests that are copied to the canary now.
+pub fn mirror(world: &World<'_>, memory: &MixQuantServiceStatus) -> i32 {
+    let (Some(canary), Some(at)) = (&memory.canary, &memory.rollout) else {
+        return 0;
+    };
+    match &world.observed.route {
+        _ if !selects(world, Track::Canary, &canary.revision) => 0,
+        Some(ObservedRoute::Found(found)) if found.problem.is_none() => found.mirror.unwrap_or(0),
+        Some(_) => at.mirror,
+        None => 0,
+    }
 }
 
 /// What the Services select. The weights come later, see [`route`]: a canary that failed leaves by its selector.
@@ -227,25 +273,25 @@ pub(super) fn route(world: &World<'_>, decisions: &mut Decisions, actions: &mut 
         return;
     }
     decisions.wake.push(LOOK_AGAIN);
-    let weight = wanted_weight(world, &decisions.memory);
+    let share = wanted_share(world, &decisions.memory);
     match (&world.valid.traffic, &world.observed.route) {
         (Routing::Own(_), Some(ObservedRoute::Missing)) => {
-            let action = Action::ApplyRoute(weight);
+            let action = Action::ApplyRoute(share);
             push(world, decisions, actions, (own, action));
         }
-        (Routing::Own(_), Some(ObservedRoute::Found(found))) if !says(found, weight) => {
-            let action = Action::ApplyRoute(weight);
+        (Routing::Own(_), Some(ObservedRoute::Found(found))) if !says(found, share) => {
+            let action = Action::ApplyRoute(share);
             push(world, decisions, actions, (own, action));
         }
         (Routing::Users { name }, Some(ObservedRoute::Found(found)))
-            if !found.splits.is_empty() && !says(found, weight) =>
+            if !found.splits.is_empty() && !says(found, share) =>
         {
             actions.push(Action::PatchRoute(RoutePatch {
                 name: name.clone(),
                 uid: found.uid.clone(),
                 resource_version: found.resource_version.clone(),
                 splits: found.splits.clone(),
-                weight,
+                weight: share.weight,
             }));
         }
         _ => {}

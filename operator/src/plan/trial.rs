@@ -148,6 +148,7 @@ fn begin(world: &World<'_>, decisions: &mut Decisions, target: &FrozenRevision) 
         generation: world.valid.generation,
         request: world.valid.request.clone(),
         weight: 0,
+        mirror: 0,
         shifted: false,
         failed_verdicts: 0,
         verdict: None,
@@ -251,13 +252,13 @@ fn stepping(world: &World<'_>, decisions: &mut Decisions, revision: &str, at: &R
     if !time_runs(world, decisions) {
         return ending::check_deadline(world, decisions, revision);
     }
-    let passed = if canary::shares_traffic(rollout, at) {
+    let passed = if canary::is_reached(rollout, at) {
         match judged(world, decisions, revision, at) {
             Some(passed) => passed,
             None => return,
         }
     } else {
-        // A dark start: nothing is measured before the first share.
+        // A dark start: nothing is measured before a request comes.
         runs(world, revision, at)
     };
     let until = canary::held_until(rollout, at);
@@ -362,6 +363,9 @@ fn enter(world: &World<'_>, decisions: &mut Decisions, stage: RolloutStage, step
             ..
         } => format!("weight {weight} %, {replicas} pods"),
         Step::Weight { weight, .. } => format!("weight {weight} %"),
+        Step::Mirror { percent, .. } => {
+            format!("mirrors {percent} % of the requests, and nobody gets its answers")
+        }
         Step::Replicas { replicas, .. } => format!("{replicas} pods"),
         Step::Pause {
             duration: Some(seconds),

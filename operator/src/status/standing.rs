@@ -159,8 +159,9 @@ fn rolling(world: &World<'_>, decisions: &Decisions, at: &RolloutStatus) -> Stan
         RolloutStage::Stepping => (
             Phase::Canary,
             format!(
-                "canary {canary} is at step {} of {steps}, {pods}",
-                at.step + 1
+                "canary {canary} is at step {} of {steps}{}, {pods}",
+                at.step + 1,
+                mirrors(world, at)
             ),
         ),
         RolloutStage::Promoting => (
@@ -179,7 +180,7 @@ fn rolling(world: &World<'_>, decisions: &Decisions, at: &RolloutStatus) -> Stan
             busy: Some((Reason::RolloutPaused, format!("{message}; {why}"))),
         };
     }
-    let waits = canary::shares_traffic(&world.valid.rollout, at)
+    let waits = canary::is_reached(&world.valid.rollout, at)
         .then(|| route_problem(world, &decisions.memory))
         .flatten();
     let (reason, message) = match (at.stage, waits) {
@@ -192,6 +193,12 @@ fn rolling(world: &World<'_>, decisions: &Decisions, at: &RolloutStatus) -> Stan
         stalled: None,
         busy: Some((reason, message)),
     }
+}
+
+/// That nobody gets the canary's answers yet, where it gets copies of the requests.
+fn mirrors(world: &World<'_>, at: &RolloutStatus) -> String {
+    let copies = canary::copies(&world.valid.rollout, at);
+    copies.map_or(String::new(), |percent| format!(", mirrors {percent} %"))
 }
 
 /// What stable has left, where it has made room.

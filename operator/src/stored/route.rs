@@ -7,6 +7,7 @@ use super::plain;
 use crate::build::meta::Owner;
 use crate::build::route::{self, HTTPRoute, ParentStatus};
 use crate::build::service::track_name;
+use crate::canary::Share;
 use crate::compare::covers;
 use crate::error::one_line;
 use crate::observed::{Backend, FoundRoute, RouteSplit, Track};
@@ -22,9 +23,12 @@ const CONDITIONS: [(&str, bool); 3] = [
 /// A route of `owner`, which is `own` or a user's.
 pub fn route(owner: &Owner, live: &HTTPRoute, own: Option<&OwnRoute>) -> FoundRoute {
     let splits = splits(owner, live);
-    let weight = splits.first().map_or(0, |split| split.canary.weight);
+    let share = Share {
+        weight: splits.first().map_or(0, |split| split.canary.weight),
+        mirror: own.and_then(|_| mirror(owner, live, splits.first()?)),
+    };
     let matches = own.is_none_or(|own| {
-        let desired = route::route(owner, own, weight);
+        let desired = route::route(owner, own, share);
         covers(&plain(live), &plain(&desired))
     });
     FoundRoute {
@@ -32,8 +36,22 @@ pub fn route(owner: &Owner, live: &HTTPRoute, own: Option<&OwnRoute>) -> FoundRo
         resource_version: live.resource_version().unwrap_or_default(),
         matches,
         splits,
+        mirror: share.mirror,
         problem: problem(live),
     }
+}
+
+/// Percent that the rule of `split` copies to the canary; one that says no percentage copies all.
+fn mirror(owner: &Owner, live: &HTTPRoute, split: &RouteSplit) -> Option<i32> {
+    let name = track_name(&owner.name, Track::Canary);
+    let mut filters = live.spec.rules.get(split.rule)?["filters"]
+        .as_array()?
+        .iter();
+    let to_canary = |filter: &&Value| filter["requestMirror"]["backendRef"]["name"] == name;
+    let percent = &filters.find(to_canary)?["requestMirror"]["percent"];
+    percent
+        .as_i64()
+        .map_or(Some(100), |percent| i32::try_from(percent).ok())
 }
 
 /// The rules whose backends are both tracks; what else a rule refers to is its user's affair.

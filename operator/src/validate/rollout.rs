@@ -2,7 +2,7 @@
 
 use mixquant_crds::MixQuantServiceSpec;
 use mixquant_crds::rollout::{Step as StepSpec, Surge, TrialFailure};
-use mixquant_crds::traffic::TrafficMode;
+use mixquant_crds::traffic::{TrafficMode, TrafficSpec};
 use serde::Serialize;
 
 use super::Problems;
@@ -11,7 +11,7 @@ use super::Problems;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Rollout {
-    /// At least one that is no pause, weights rising.
+    /// At least one share of the traffic; copies of it before the first share, both rising.
     pub steps: Vec<Step>,
     /// Between verdicts.
     pub interval: u32,
@@ -50,6 +50,15 @@ pub enum Step {
         /// Seconds at least.
         hold: u32,
     },
+    /// Copies of requests; nobody gets the answers.
+    Mirror {
+        /// Percent, 1 to 100.
+        percent: i32,
+        /// Pods that answer them; as many as such a share needs without.
+        replicas: Option<i32>,
+        /// Seconds at least.
+        hold: u32,
+    },
     /// A number of pods.
     Replicas {
         /// At least 1.
@@ -64,9 +73,25 @@ pub enum Step {
     },
 }
 
-fn step(spec: &StepSpec, routed: bool, problems: &mut Problems) -> Step {
+fn step(spec: &StepSpec, traffic: &TrafficSpec, problems: &mut Problems) -> Step {
+    let routed = traffic.mode == TrafficMode::GatewayAPI;
     let hold = spec.hold.as_ref();
     let hold = hold.map(|hold| problems.seconds("rollout.steps[].hold", hold));
+    if let Some(percent) = spec.mirror {
+        problems.require(
+            routed && !traffic.parent_refs.is_empty(),
+            "rollout.steps: mirror copies requests by the route that the operator makes, not by the ratio of pods and not by a route of yours: set traffic.mode GatewayAPI with parentRefs, or remove the step with mirror",
+        );
+        problems.require(
+            spec.weight.is_none() && spec.pause.is_none() && hold.is_some(),
+            "a step with mirror has hold and neither weight nor pause: write two steps, the one with mirror first",
+        );
+        return Step::Mirror {
+            percent,
+            replicas: spec.canary_replicas,
+            hold: hold.unwrap_or(0),
+        };
+    }
     match (spec.weight, spec.canary_replicas, &spec.pause, hold) {
         (Some(weight), replicas, None, Some(hold)) if routed || replicas.is_none() => {
             Step::Weight {
@@ -85,7 +110,7 @@ fn step(spec: &StepSpec, routed: bool, problems: &mut Problems) -> Step {
         _ => {
             problems.require(
                 false,
-                "a step is a pause, or it has hold and a weight or canaryReplicas (with traffic.mode GatewayAPI a weight, and canaryReplicas beside it): set exactly one",
+                "a step is a pause, or it has hold and a weight or canaryReplicas (with traffic.mode GatewayAPI a weight or a mirror, and canaryReplicas beside it): set exactly one",
             );
             Step::Pause { duration: None }
         }
@@ -93,7 +118,7 @@ fn step(spec: &StepSpec, routed: bool, problems: &mut Problems) -> Step {
 }
 
 pub(super) fn rollout(spec: &MixQuantServiceSpec, problems: &mut Problems) -> Rollout {
-    let routed = spec.traffic.mode == TrafficMode::GatewayAPI;
+    let traffic = &spec.traffic;
     let spec = &spec.rollout;
     let analysis = &spec.analysis;
     let small = |value: i32| u32::try_from(value).unwrap_or(0);
@@ -103,7 +128,7 @@ pub(super) fn rollout(spec: &MixQuantServiceSpec, problems: &mut Problems) -> Ro
         steps: spec
             .steps
             .iter()
-            .map(|spec| step(spec, routed, problems))
+            .map(|spec| step(spec, traffic, problems))
             .collect(),
         interval: problems.seconds("rollout.analysis.interval", &analysis.interval),
         failure_limit: analysis.failure_limit,
@@ -115,7 +140,7 @@ pub(super) fn rollout(spec: &MixQuantServiceSpec, problems: &mut Problems) -> Ro
         rollback_window: window.map_or(0, |window| count(window.revisions)),
         keep_failed: small(spec.abort_scale_down_delay_seconds),
         history: count(spec.revision_history_limit),
-        routed,
+        routed: traffic.mode == TrafficMode::GatewayAPI,
     };
     check(&valid, problems);
     valid
@@ -123,10 +148,20 @@ pub(super) fn rollout(spec: &MixQuantServiceSpec, problems: &mut Problems) -> Ro
 
 /// What the schema's rules say too, for what went around them.
 fn check(valid: &Rollout, problems: &mut Problems) {
-    let mut weights = Vec::new();
-    let (mut shares, mut long, mut none) = (0, false, false);
+    let (mut weights, mut mirrors) = (Vec::new(), Vec::new());
+    let (mut shares, mut long, mut none, mut late) = (0, false, false, false);
     for step in &valid.steps {
         let hold = match *step {
+            Step::Mirror {
+                percent,
+                replicas,
+                hold,
+            } => {
+                mirrors.push(percent);
+                none |= replicas.is_some_and(|replicas| !(1..=1000).contains(&replicas));
+                late |= shares > 0;
+                hold
+            }
             Step::Weight {
                 weight,
                 replicas,
@@ -153,6 +188,14 @@ fn check(valid: &Rollout, problems: &mut Problems) {
     problems.require(
         weights.windows(2).all(|pair| pair[0] < pair[1]),
         "rollout.steps must have rising weights",
+    );
+    problems.require(
+        !late && mirrors.iter().all(|percent| (1..=100).contains(percent)),
+        "rollout.steps: a mirror lies between 1 and 100 and stands before the first weight",
+    );
+    problems.require(
+        mirrors.windows(2).all(|pair| pair[0] < pair[1]),
+        "rollout.steps must mirror rising shares: order the steps with mirror, each percentage once",
     );
     problems.require(
         !long,

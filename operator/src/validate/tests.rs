@@ -267,6 +267,44 @@ fn behind_a_gateway_a_step_may_have_a_weight_and_pods_of_its_own() {
 }
 
 #[test]
+fn copies_come_before_the_first_weight_and_only_by_the_route_that_the_operator_makes() {
+    let own = r#"{"mode": "GatewayAPI", "parentRefs": [{"name": "edge"}]}"#;
+    let users = r#"{"mode": "GatewayAPI", "routeRef": {"name": "mine"}}"#;
+    let (mirror, more, weight) = (
+        r#"{"mirror": 20, "hold": "60s"}"#,
+        r#"{"mirror": 100, "canaryReplicas": 3, "hold": "60s"}"#,
+        r#"{"weight": 50, "hold": "60s"}"#,
+    );
+    let with = |traffic: &str, steps: &[&str]| {
+        let mut service = example();
+        service.spec.traffic = serde_json::from_str(traffic).unwrap();
+        let steps = format!("[{}]", steps.join(", "));
+        service.spec.rollout.steps = serde_json::from_str(&steps).unwrap();
+        validate(&service).map_err(|error| error.to_string())
+    };
+    let expected = Step::Mirror {
+        percent: 100,
+        replicas: Some(3),
+        hold: 60,
+    };
+    let valid = with(own, &[mirror, more, weight]).unwrap();
+    assert_eq!(valid.rollout.steps[1], expected);
+    let both = r#"{"mirror": 20, "weight": 20, "hold": "60s"}"#;
+    let shown = "set traffic.mode GatewayAPI with parentRefs, or remove the step with mirror";
+    for (traffic, steps, said) in [
+        ("{}", [mirror, weight].as_slice(), shown),
+        (users, &[mirror, weight], shown),
+        (own, &[weight, mirror], "stands before the first weight"),
+        (own, &[more, mirror, weight], "must mirror rising shares"),
+        (own, &[mirror], "at least one step with a weight"),
+        (own, &[both, weight], "neither weight nor pause"),
+    ] {
+        let error = with(traffic, steps).unwrap_err();
+        assert!(error.contains(said), "{steps:?}: {error}");
+    }
+}
+
+#[test]
 fn pausing_asks_for_nothing_new() {
     let mut service = example();
     let before = validate(&service).unwrap();

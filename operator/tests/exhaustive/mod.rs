@@ -11,7 +11,7 @@ use jiff::SignedDuration;
 use mixquant_crds::Span;
 use mixquant_crds::names::ANNOTATION_REQUEST;
 use mixquant_crds::rollout::Surge;
-use mixquant_crds::status::{MixQuantServiceStatus, Phase};
+use mixquant_crds::status::{MixQuantServiceStatus, Phase, RolloutStage};
 use mixquant_operator::observed::{ObservedTraffic, Track, Traffic};
 use mixquant_operator::samples::Samples;
 use serde_json::json;
@@ -42,6 +42,8 @@ enum Way {
     InPlace,
     /// By a gateway that takes a while.
     Gateway,
+    /// The same, and copies of requests come first.
+    Mirror,
 }
 
 /// What may happen.
@@ -92,7 +94,8 @@ fn start(changes: u8, requests: u8, way: Way) -> State {
     if way == Way::InPlace {
         service.spec.rollout.surge = Surge::Never;
     }
-    if way == Way::Gateway {
+    let routed = matches!(way, Way::Gateway | Way::Mirror);
+    if routed {
         let traffic = json!({"mode": "GatewayAPI", "parentRefs": [{"name": "edge"}]});
         service.spec.traffic = serde_json::from_value(traffic).expect("a traffic");
     }
@@ -103,6 +106,11 @@ fn start(changes: u8, requests: u8, way: Way) -> State {
     rollout.steps.truncate(1);
     rollout.steps[0].weight = Some(50);
     rollout.steps[0].hold = Some(Span("10s".into()));
+    if way == Way::Mirror {
+        let mirror = json!({"mirror": 50, "hold": "10s"});
+        let mirror = serde_json::from_value(mirror).expect("a step");
+        rollout.steps.insert(0, mirror);
+    }
     rollout.analysis.interval = Span("10s".into());
     rollout.analysis.warm_up = Span("0s".into());
     rollout.analysis.failure_limit = 1;
@@ -120,7 +128,7 @@ fn start(changes: u8, requests: u8, way: Way) -> State {
         told.pods_ready();
         told.pass();
     }
-    told.gateway_lags = way == Way::Gateway;
+    told.gateway_lags = routed;
     State {
         told,
         changes,
@@ -270,7 +278,14 @@ fn check_gateway(state: &State) {
         Some(Traffic::All) | None => None,
     };
     let status = status(state);
-    let stage = status.rollout.map(|at| at.stage);
+    let at = status.rollout.as_ref();
+    let stage = at.map(|at| at.stage);
+    let steps = &observed.service.spec.rollout.steps;
+    let copies = steps[0].mirror.is_some() && at.is_some_and(|at| at.step == 0);
+    if copies && stage == Some(RolloutStage::Stepping) {
+        let traffic = selects(observed.traffic.as_ref());
+        assert_eq!(traffic, status.stable.map(|stable| stable.revision));
+    }
     for track in Track::ALL {
         let Some(revision) = selects(observed.tracks.of(track)) else {
             continue;
@@ -439,4 +454,11 @@ fn two_changes_behind_a_gateway_that_takes_a_while_end_at_rest_and_promote_nothi
 #[test]
 fn a_change_and_a_request_behind_a_gateway_that_takes_a_while_end_at_rest() {
     every_way_ends_at_rest(1, 1, Way::Gateway);
+}
+
+/// With a request beside the change the graph is some 18,000 states large and holds too; the simulator's lives have both.
+#[test]
+fn a_change_where_copies_come_first_ends_at_rest_and_people_meet_no_canary_before_its_first_weight()
+{
+    every_way_ends_at_rest(1, 0, Way::Mirror);
 }

@@ -140,6 +140,7 @@ fn twist_status(told: &mut Told, twist: &Twist) {
                 generation: 1,
                 request,
                 weight: 0,
+                mirror: step,
                 failed_verdicts: step,
                 verdict: verdict.then(|| VerdictStatus {
                     outcome: Outcome::Pass,

@@ -360,7 +360,7 @@ impl Told {
                     let seen = Self::selects(&request.revision);
                     *self.observed.tracks.of_mut(request.track) = Some(seen);
                 }
-                Action::ApplyRoute(weight) => self.put_route(*weight),
+                Action::ApplyRoute(share) => self.put_route(*share),
                 Action::PatchRoute(patch) => self.patch_route(patch),
                 Action::ApplyCompanion(request) => self.mend(request.companion),
                 Action::ApplyJob(job) => self.observed.jobs.push(ObservedJob {
@@ -404,8 +404,10 @@ fn written(action: &Action, status: &MixQuantServiceStatus) -> String {
     let rollout = status.rollout.as_ref().map_or(String::new(), |at| {
         let verdict = at.verdict.as_ref();
         let verdict = verdict.map_or(String::new(), |verdict| format!(", {:?}", verdict.outcome));
+        let mirror = (at.mirror > 0).then(|| format!(" mirror {}", at.mirror));
+        let mirror = mirror.unwrap_or_default();
         format!(
-            ", {:?} step {} weight {} failed verdicts {}{verdict}",
+            ", {:?} step {} weight {}{mirror} failed verdicts {}{verdict}",
             at.stage, at.step, at.weight, at.failed_verdicts
         )
     });
@@ -454,7 +456,7 @@ pub fn brief(action: &Action) -> String {
         Action::ApplyTrack(request) => {
             format!("ApplyTrack {:?} {}", request.track, request.revision)
         }
-        Action::ApplyRoute(weight) => format!("ApplyRoute canary {weight} %"),
+        Action::ApplyRoute(share) => format!("ApplyRoute canary {share}"),
         Action::PatchRoute(patch) => format!(
             "PatchRoute {} at {}: canary {} %",
             patch.name, patch.resource_version, patch.weight

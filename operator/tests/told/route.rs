@@ -2,6 +2,7 @@
 
 use mixquant_crds::MixQuantService;
 use mixquant_operator::action::RoutePatch;
+use mixquant_operator::canary::Share;
 use mixquant_operator::observed::{
     Backend, FoundRoute, ObservedRoute, ObservedTraffic, RouteSplit, Traffic,
 };
@@ -13,6 +14,18 @@ use super::Told;
 /// What a Gateway that lags says.
 const LAGS: &str = "Gateway edge has not seen its generation yet";
 
+/// A route that says `share`.
+fn found(share: Share, problem: Option<String>) -> FoundRoute {
+    FoundRoute {
+        uid: "route-uid".into(),
+        resource_version: "2".into(),
+        matches: true,
+        splits: vec![split(share.weight)],
+        mirror: share.mirror,
+        problem,
+    }
+}
+
 fn split(weight: i32) -> RouteSplit {
     let backend = |place, weight| Backend { place, weight };
     RouteSplit {
@@ -22,32 +35,30 @@ fn split(weight: i32) -> RouteSplit {
     }
 }
 
+/// A share of people's requests, without copies.
+fn weight(weight: i32) -> Share {
+    Share {
+        weight,
+        mirror: None,
+    }
+}
+
 /// The route that a service finds: none of its own yet, a user's with weights of the user's.
 pub(super) fn first(service: &MixQuantService) -> Option<ObservedRoute> {
     match routing(&service.spec.traffic) {
         Routing::ReplicaRatio => None,
         Routing::Own(_) => Some(ObservedRoute::Missing),
         Routing::Users { .. } => Some(ObservedRoute::Found(FoundRoute {
-            uid: "route-uid".into(),
             resource_version: "1".into(),
-            matches: true,
-            splits: vec![split(50)],
-            problem: None,
+            ..found(weight(50), None)
         })),
     }
 }
 
 impl Told {
-    pub(super) fn put_route(&mut self, weight: i32) {
+    pub(super) fn put_route(&mut self, share: Share) {
         let problem = self.gateway_lags.then(|| LAGS.to_owned());
-        let found = FoundRoute {
-            uid: "route-uid".into(),
-            resource_version: "2".into(),
-            matches: true,
-            splits: vec![split(weight)],
-            problem,
-        };
-        self.observed.route = Some(ObservedRoute::Found(found));
+        self.observed.route = Some(ObservedRoute::Found(found(share, problem)));
     }
 
     pub(super) fn patch_route(&mut self, patch: &RoutePatch) {
@@ -56,7 +67,7 @@ impl Told {
             other => panic!("a patch of {other:?}"),
         };
         assert_eq!(patch.resource_version, found.resource_version);
-        self.put_route(patch.weight);
+        self.put_route(weight(patch.weight));
     }
 
     /// The Gateway takes what the route says; `false` when it has already.
@@ -67,11 +78,15 @@ impl Told {
         }
     }
 
-    /// Someone gives the canary `weight` percent; `None` where there is no route, or where it has that already.
-    pub fn edit_route(&mut self, weight: i32) -> Option<()> {
+    /// Someone gives the canary so many percent; `None` where there is no route, or where it has that already.
+    pub fn edit_route(&mut self, percent: i32) -> Option<()> {
         match &self.observed.route {
-            Some(ObservedRoute::Found(found)) if !found.splits[0].gives(weight) => {
-                self.put_route(weight);
+            Some(ObservedRoute::Found(found)) if !found.splits[0].gives(percent) => {
+                let mirror = found.mirror;
+                self.put_route(Share {
+                    mirror,
+                    ..weight(percent)
+                });
                 Some(())
             }
             _ => None,

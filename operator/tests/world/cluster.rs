@@ -133,7 +133,7 @@ pub(super) struct Floor {
     pub(super) heals_at: i64,
 }
 
-fn base(gpus: Option<usize>, traffic: u8) -> MixQuantService {
+fn base(gpus: Option<usize>, traffic: u8, mirrors: bool) -> MixQuantService {
     let text = include_str!("../../../crds/examples/chat.yaml");
     let mut service: MixQuantService = serde_norway::from_str(text).unwrap();
     service.metadata.namespace = Some("default".into());
@@ -155,6 +155,7 @@ fn base(gpus: Option<usize>, traffic: u8) -> MixQuantService {
     let killed = r#"{"name": "killed", "metric": "OutOfMemory", "max": "0"}"#;
     service.spec.gates = vec![serde_json::from_str(killed).unwrap()];
     service.spec.traffic = gateway::spec(traffic);
+    gateway::mirror(&mut service.spec, mirrors.then_some(50));
     service
 }
 
@@ -174,7 +175,8 @@ pub(super) fn at_most(replicas: i32, gpus: Option<usize>) -> i32 {
 
 impl Cluster {
     pub fn new(seed: u64, gpus: Option<usize>, traffic: u8) -> Self {
-        let mut service = base(gpus, traffic);
+        // Half of the lives behind a route of the service's own begin with copies.
+        let mut service = base(gpus, traffic, (seed / 4).is_multiple_of(2));
         service.spec.rollout.rollback_window = rollback_window(seed % 3 == 2);
         let mut cluster = Self {
             now: 0,

@@ -18,6 +18,7 @@ fn pause(duration: Option<&str>) -> Step {
     let duration = duration.map(|text| Span(text.into()));
     Step {
         weight: None,
+        mirror: None,
         canary_replicas: None,
         hold: None,
         pause: Some(PauseStep { duration }),
@@ -80,6 +81,7 @@ impl Cluster {
             Change::DataGone => self.calibration_data = None,
             Change::Traffic(mode) if self.places.gpus.is_none() => {
                 spec.traffic = gateway::spec(mode);
+                gateway::mirror(spec, None);
             }
             Change::Replicas(replicas) if spec.scaling.is_none() => {
                 spec.replicas = at_most(replicas, self.places.gpus);
@@ -99,6 +101,7 @@ impl Cluster {
             }
             Change::Paused(paused) => spec.rollout.paused = paused,
             Change::Way(way) => {
+                gateway::mirror(spec, (way == 4).then_some(50));
                 let steps = &mut spec.rollout.steps;
                 steps.retain(|step| step.pause.is_none());
                 match way {

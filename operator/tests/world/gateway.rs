@@ -1,8 +1,11 @@
 //! The gateway: routes, what it has taken of them and when, the Services of the tracks, and what must hold of them at every moment.
 
+use mixquant_crds::rollout::Step;
 use mixquant_crds::status::{MixQuantServiceStatus, RolloutStage, RolloutStatus};
 use mixquant_crds::traffic::{GatewayRef, RouteRef, TrafficMode, TrafficSpec};
+use mixquant_crds::{MixQuantServiceSpec, Span};
 use mixquant_operator::action::{RoutePatch, TrackRequest};
+use mixquant_operator::canary::Share;
 use mixquant_operator::observed::{
     Backend, FoundRoute, Observed, ObservedRoute, ObservedTraffic, RouteSplit, Track, Traffic,
 };
@@ -10,16 +13,22 @@ use mixquant_operator::observed::{
 use super::cluster::Cluster;
 use super::traffic::REQUESTS_PER_SECOND;
 
+/// What a route says: weights of stable and the canary, and percent of the requests that are copied to the canary.
+type Said = ([i32; 2], Option<i32>);
+
+fn said(share: Share) -> Said {
+    ([100 - share.weight, share.weight], share.mirror)
+}
+
 /// A route with one rule, and what the gateway has taken of it.
 #[derive(Debug, Clone)]
 pub(super) struct Route {
     uid: String,
     version: u64,
     generation: u64,
-    /// Weights of stable and the canary.
-    weights: [i32; 2],
-    /// Those by which requests go, and the generation that they are of.
-    taken: Option<([i32; 2], u64)>,
+    says: Said,
+    /// That by which requests go, and the generation that it is of.
+    taken: Option<(Said, u64)>,
     /// When the gateway takes what is written.
     takes_at: i64,
 }
@@ -59,6 +68,24 @@ pub(super) fn spec(mode: u8) -> TrafficSpec {
     spec
 }
 
+/// The rollout begins with copies of so many percent, or without; only where the route is the service's own.
+pub(super) fn mirror(spec: &mut MixQuantServiceSpec, percent: Option<i32>) {
+    let steps = &mut spec.rollout.steps;
+    steps.retain(|step| step.mirror.is_none());
+    if percent.is_some() && !spec.traffic.parent_refs.is_empty() {
+        steps.insert(
+            0,
+            Step {
+                weight: None,
+                mirror: percent,
+                canary_replicas: None,
+                hold: Some(Span("20s".into())),
+                pause: None,
+            },
+        );
+    }
+}
+
 fn place(track: Track) -> usize {
     usize::from(track == Track::Canary)
 }
@@ -81,20 +108,20 @@ impl Cluster {
         }
     }
 
-    fn write(&mut self, route: Option<Route>, weights: [i32; 2]) -> Route {
+    fn write(&mut self, route: Option<Route>, says: Said) -> Route {
         let lag = i64::try_from(self.dice.below(8)).unwrap();
         let before = route.unwrap_or(Route {
             uid: format!("route-{}", self.changes),
             version: 0,
             generation: 0,
-            weights,
+            says,
             taken: None,
             takes_at: 0,
         });
         Route {
             version: before.version + 1,
             generation: before.generation + 1,
-            weights,
+            says,
             takes_at: self.gateway.down_until.max(self.now + lag),
             ..before
         }
@@ -103,15 +130,18 @@ impl Cluster {
     /// A user makes the route that the spec refers to, with weights of the user's.
     pub(super) fn make_users_route(&mut self) {
         if self.routes_users() && self.gateway.users.is_none() {
-            let route = self.write(None, [50, 50]);
+            let route = self.write(None, ([50, 50], None));
             self.gateway.users = Some(route);
         }
     }
 
-    pub(super) fn apply_route(&mut self, weight: i32) -> Result<(), String> {
-        self.may_weigh(weight)?;
+    pub(super) fn apply_route(&mut self, share: Share) -> Result<(), String> {
+        self.may_weigh(share.weight)?;
+        if share.mirror.is_some() && share.mirror != self.mirrors_at() {
+            return Err(format!("copies of {share} and the step asks for none"));
+        }
         let before = self.gateway.own.take();
-        let route = self.write(before, [100 - weight, weight]);
+        let route = self.write(before, said(share));
         self.gateway.own = Some(route);
         self.changed();
         Ok(())
@@ -126,7 +156,7 @@ impl Cluster {
             return Ok(false);
         }
         self.may_weigh(patch.weight)?;
-        let route = self.write(Some(before), [100 - patch.weight, patch.weight]);
+        let route = self.write(Some(before), ([100 - patch.weight, patch.weight], None));
         self.gateway.users = Some(route);
         self.changed();
         Ok(true)
@@ -154,7 +184,8 @@ impl Cluster {
         let Some(before) = which(&mut self.gateway) else {
             return;
         };
-        let route = Some(self.write(Some(before), [100 - weight, weight]));
+        let says = ([100 - weight, weight], before.says.1);
+        let route = Some(self.write(Some(before), says));
         if users {
             self.gateway.users = route;
         } else {
@@ -192,7 +223,7 @@ impl Cluster {
         let routes = [&mut self.gateway.own, &mut self.gateway.users];
         for route in routes.into_iter().flatten() {
             if !route.is_taken() && route.takes_at <= now {
-                route.taken = Some((route.weights, route.generation));
+                route.taken = Some((route.says, route.generation));
                 route.version += 1;
                 changed = true;
             }
@@ -227,10 +258,44 @@ impl Cluster {
         tracks.any(|selected| selected == revision)
     }
 
+    /// Percent of the requests that are to be copied at the place where memory says that the trial of the spec as it is stands.
+    pub(super) fn mirrors_at(&self) -> Option<i32> {
+        let status = self.status();
+        let at = status.rollout.filter(|_| status.canary.is_some())?;
+        let is_of_spec = Some(at.generation) == self.service.metadata.generation;
+        if at.stage != RolloutStage::Stepping || !is_of_spec {
+            return None;
+        }
+        let steps = &self.service.spec.rollout.steps;
+        let count = usize::try_from(at.step + 1).unwrap().min(steps.len());
+        let so_far = &steps[..count];
+        let shares = so_far.iter().any(|step| step.weight.is_some());
+        let mirrors = so_far.iter().rev().find_map(|step| step.mirror);
+        mirrors.filter(|_| !shares)
+    }
+
+    /// Who is to answer copies only answers nobody else.
+    pub(super) fn check_copies(&self) -> Result<(), String> {
+        let status = self.status();
+        let (Some(_), Some(canary)) = (self.mirrors_at(), status.canary) else {
+            return Ok(());
+        };
+        let taken = self.route().and_then(|route| route.taken);
+        let weight = taken.map_or(0, |(([_, weight], _), _)| weight);
+        let by_route = weight > 0 && self.gateway.tracks[1].as_ref() == Some(&canary.revision);
+        if by_route || self.traffic == Some(Traffic::All) {
+            return Err(format!(
+                "people meet {}, which is to answer copies only (weight {weight})",
+                canary.revision
+            ));
+        }
+        Ok(())
+    }
+
     /// The most that a canary may have at a place of its trial.
     fn weight_at(&self, at: &RolloutStatus) -> i32 {
         let steps = &self.service.spec.rollout.steps;
-        let weights = |steps: &[mixquant_crds::rollout::Step]| {
+        let weights = |steps: &[Step]| {
             let weights = steps.iter().filter_map(|step| step.weight);
             weights.max().unwrap_or(0)
         };
@@ -238,7 +303,7 @@ impl Cluster {
         match at.stage {
             RolloutStage::Starting | RolloutStage::RollingBack => 0,
             // Where stable makes room, all may be the canary's.
-            _ if !at.room.is_empty() => 100,
+            _ if !at.room.is_empty() && self.mirrors_at().is_none() => 100,
             RolloutStage::Stepping => weights(&steps[..count]),
             RolloutStage::Promoting => weights(steps),
         }
@@ -263,11 +328,19 @@ impl Cluster {
             return Ok(());
         }
         let taken = self.route().and_then(|route| route.taken);
-        let weight = taken.map(|([_, canary], _)| canary);
+        let weight = taken.map(|(([_, canary], _), _)| canary);
+        let copies = taken.and_then(|((_, copies), _)| copies);
         let turned = self.gateway.tracks[1].as_ref() == Some(&canary.revision);
         if self.weight_at(at) > 0 && (weight != Some(self.weight_at(at)) || !turned) {
             return Err(format!(
                 "a step is left and the gateway gives the canary {weight:?}"
+            ));
+        }
+        if let Some(asked) = self.mirrors_at()
+            && (copies != Some(asked) || !turned)
+        {
+            return Err(format!(
+                "a step is left and the gateway copies {copies:?} to the canary"
             ));
         }
         Ok(())
@@ -275,7 +348,7 @@ impl Cluster {
 
     /// Whoever comes by the route finds enough pods behind each Service that has a weight.
     pub(super) fn check_route(&self, floor: i32) -> Result<(), String> {
-        let Some(([stable, canary], _)) = self.route().and_then(|route| route.taken) else {
+        let Some((([stable, canary], _), _)) = self.route().and_then(|route| route.taken) else {
             return Ok(());
         };
         for (track, weight, floor) in [
@@ -304,18 +377,24 @@ impl Cluster {
     /// The pods that each of the next requests may reach, and percent of the requests.
     fn ways(&self) -> Vec<(Vec<usize>, u64)> {
         let taken = self.route().and_then(|route| route.taken);
-        let Some((weights, _)) = taken else {
+        let Some(((weights, copies), _)) = taken else {
             let pods = self.pods.iter().enumerate();
             let pods = pods.filter(|(_, pod)| self.is_ready(pod) && self.selects(&pod.revision));
             return vec![(pods.map(|(index, _)| index).collect(), 100)];
         };
-        let tracks = self.gateway.tracks.iter().zip(weights);
-        tracks
-            .map(|(revision, weight)| {
-                let ready = revision.as_deref().map(|revision| self.ready_of(revision));
-                (ready.unwrap_or_default(), weight.unsigned_abs().into())
-            })
-            .collect()
+        let [stable, canary] = &self.gateway.tracks;
+        let [to_stable, to_canary] = weights;
+        // A copy is made of a request whoever answers it.
+        let ways = [
+            (stable, to_stable),
+            (canary, to_canary),
+            (canary, copies.unwrap_or(0)),
+        ];
+        let ways = ways.map(|(revision, percent)| {
+            let ready = revision.as_deref().map(|revision| self.ready_of(revision));
+            (ready.unwrap_or_default(), percent.unsigned_abs().into())
+        });
+        ways.to_vec()
     }
 
     /// Requests of some seconds are answered.
@@ -355,7 +434,7 @@ impl Cluster {
 
     /// Where it stands at the end.
     pub(super) fn end_of_gateway(&self) -> String {
-        let weights = self.route().map(|route| (route.weights, route.is_taken()));
+        let weights = self.route().map(|route| (route.says, route.is_taken()));
         let own = self.gateway.own.is_some();
         format!("{:?} {weights:?} {own}", self.gateway.tracks)
     }
@@ -373,7 +452,7 @@ impl Route {
     }
 
     fn seen(&self) -> FoundRoute {
-        let [stable, canary] = self.weights;
+        let ([stable, canary], mirror) = self.says;
         let backend = |place, weight| Backend { place, weight };
         FoundRoute {
             uid: self.uid.clone(),
@@ -384,6 +463,7 @@ impl Route {
                 stable: backend(0, stable),
                 canary: backend(1, canary),
             }],
+            mirror,
             problem: (!self.is_taken()).then(|| "Gateway edge has not seen it yet".into()),
         }
     }

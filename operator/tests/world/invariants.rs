@@ -51,7 +51,7 @@ impl Cluster {
                 self.changed();
             }
             Action::ApplyTrack(request) => self.apply_track(request)?,
-            Action::ApplyRoute(weight) => self.apply_route(*weight)?,
+            Action::ApplyRoute(share) => self.apply_route(*share)?,
             Action::PatchRoute(patch) => {
                 if !self.patch_route(patch)? {
                     return Ok(Done::Conflict);
@@ -351,6 +351,9 @@ impl Cluster {
             {
                 Err("the canary gets traffic before its step is remembered".into())
             }
+            Traffic::All if self.mirrors_at().is_some() => {
+                Err("people meet a canary that is to answer copies only".into())
+            }
             Traffic::Only(revision)
                 if status.stable.as_ref().map(|stable| &stable.revision) != Some(revision) =>
             {
@@ -376,6 +379,7 @@ impl Cluster {
         if serving < floor {
             return Err(format!("{serving} pods serve, {floor} are asked for"));
         }
+        self.check_copies()?;
         self.check_route(floor)
     }
 }
@@ -400,6 +404,9 @@ fn kind(event: &Event) -> String {
         }
         Reason::InsufficientCapacity if event.note.contains("waits") => {
             format!("{reason} and waits")
+        }
+        Reason::RollingOut | Reason::SLOViolated if event.note.contains("mirrors") => {
+            format!("{reason} by copies")
         }
         Reason::Promoted if event.note.contains("lately") => format!("{reason} in the window"),
         Reason::Promoted if event.note.contains("a person") => format!("{reason} in full"),
@@ -462,7 +469,7 @@ fn brief(action: &Action) -> String {
         }
         Action::ApplyTraffic(traffic) => format!("ApplyTraffic {traffic:?}"),
         Action::ApplyTrack(request) => format!("{request:?}"),
-        Action::ApplyRoute(weight) => format!("ApplyRoute {weight} %"),
+        Action::ApplyRoute(share) => format!("ApplyRoute {share}"),
         Action::PatchRoute(patch) => format!("PatchRoute {} %", patch.weight),
         Action::ApplyCompanion(request) => format!("ApplyCompanion {:?}", request.companion),
         Action::ApplyJob(job) => format!("ApplyJob {}", job.name),

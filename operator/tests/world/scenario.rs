@@ -65,7 +65,8 @@ pub enum Change {
     Hold(u32),
     /// `spec.rollout.paused`.
     Paused(bool),
-    /// The way of a canary: 0 by weights, 1 begins dark for a while, 2 waits for a person in the middle, 3 stands still where it fails.
+    /// The way of a canary: 0 by weights, 1 begins dark for a while, 2 waits for a person in the middle, 3 stands still where it fails, 4 by copies first
+    /// where the route is the service's own.
     Way(u8),
     /// 0 as it is; 1 goes back without steps and keeps what failed for a minute.
     Lenient(bool),
@@ -293,7 +294,7 @@ fn way(dice: &mut Dice) -> Change {
     match dice.below(4) {
         0 => Change::Paused(dice.below(2) == 0),
         1 => Change::Lenient(dice.below(2) == 0),
-        _ => Change::Way(u8::try_from(dice.below(4)).unwrap()),
+        _ => Change::Way(u8::try_from(dice.below(5)).unwrap()),
     }
 }
 
