@@ -65,8 +65,8 @@ soak: prerequisites ## One service under load through 10 promotions and 10 rollb
 	@MIXQUANT_SOAK_ROUNDS=10 SCENARIOS=soak scripts/test cluster
 
 .PHONY: rollouts
-rollouts: prerequisites ## The same, 100 times: four services at a time, each under its own load
-	@MIXQUANT_SOAK_ROUNDS=25 MIXQUANT_SOAK_SERVICES=4 SCENARIOS=soak scripts/test cluster
+rollouts: prerequisites ## The same, 100 times: two services at a time, each under its own load (about an hour)
+	@MIXQUANT_SOAK_ROUNDS=50 MIXQUANT_SOAK_SERVICES=2 SCENARIOS=soak scripts/test cluster
 
 .PHONY: traces
 traces: prerequisites ## Record the time per token of healthy pods, quiet and disturbed, for the test of false rollbacks

@@ -1,6 +1,6 @@
 //! Services under load through many rollouts and rollbacks: what a month of changes does to them, in an hour.
 //!
-//! `make test` does one round with one service; `make rollouts` 25 with each of four at a time (`MIXQUANT_SOAK_ROUNDS`,
+//! `make test` does one round with one service; `make rollouts` 50 with each of two at a time (`MIXQUANT_SOAK_ROUNDS`,
 //! `MIXQUANT_SOAK_SERVICES`). Besides the failed requests (none) it watches what only
 //! shows over time: endpoints that are ready, objects that are left behind, memory that grows.
 
