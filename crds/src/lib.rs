@@ -9,6 +9,7 @@
 pub mod digest;
 pub mod names;
 pub mod precision;
+pub mod probe;
 pub mod report;
 pub mod request;
 

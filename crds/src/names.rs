@@ -24,8 +24,10 @@ pub const MANAGER: &str = "mixquant-operator";
 
 /// Engine: the OpenAI-compatible API.
 pub const PORT_API: u16 = 8000;
-/// Engine: `/livez`, `/readyz`, `/metrics`.
+/// Engine: `/livez`, `/readyz`, `/metrics`, and [`PROBE_PATH`].
 pub const PORT_ADMIN: u16 = 9090;
+/// Engine, on the admin port: answers a [`ProbeRequest`](crate::probe::ProbeRequest).
+pub const PROBE_PATH: &str = "/probe";
 /// The names of these ports in pods and Services.
 pub const PORT_API_NAME: &str = "http";
 /// See [`PORT_ADMIN`].
@@ -63,6 +65,8 @@ pub const ARTIFACT_ATTENTION: &str = "attention.json";
 pub const ARTIFACT_GOLDEN: &str = "golden.json";
 /// Artifact folder: what calibration saw of activations, keys and values, against which drift is counted.
 pub const ARTIFACT_RANGES: &str = "ranges.json";
+/// Artifact folder: texts whose answers are known, for probes of a canary and of stable.
+pub const ARTIFACT_PROBE: &str = "probe.json";
 /// Artifact folder: the [`CalibrationReport`](crate::report::CalibrationReport); not part of the digest.
 pub const ARTIFACT_REPORT: &str = "report.json";
 /// Artifact folder: one empty file for each service that had it made, named like the service.
@@ -144,6 +148,8 @@ pub mod engine_metrics {
     pub const GENERATION_TOKENS: &str = "mixquant_generation_tokens";
     /// Counter, requests by `outcome` (`ok`, `error`, `cancelled`, `rejected`).
     pub const REQUESTS: &str = "mixquant_requests";
+    /// Counter, those of them that were probes and were answered.
+    pub const PROBES: &str = "mixquant_probes";
     /// Gauge, always 1, labels `model_digest`, `artifact_digest`, `version`.
     pub const BUILD_INFO: &str = "mixquant_build_info";
     /// Gauge, seconds since the epoch: tells a restarted process from a continued one.

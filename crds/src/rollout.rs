@@ -52,8 +52,9 @@ pub struct LatencySlo {
 #[x_kube(
     validation = Rule::new("has(self.max) || has(self.maxRegressionPercent)").message("the gate limits nothing: set max, maxRegressionPercent or both"),
     validation = Rule::new("has(self.quantile) == (self.metric in ['TPOT', 'TTFT', 'ITL', 'FirstTokenKl', 'ShadowKl'])").message("quantile belongs to the metrics TPOT, TTFT, ITL, FirstTokenKl and ShadowKl: set it there and leave it out elsewhere"),
-    validation = Rule::new("!has(self.maxRegressionPercent) || !(self.metric in ['NanLogits', 'KvCacheUsage', 'OutOfMemory'])").message("maxRegressionPercent does not belong to NanLogits, KvCacheUsage and OutOfMemory: limit them by max"),
+    validation = Rule::new("!has(self.maxRegressionPercent) || !(self.metric in ['NanLogits', 'KvCacheUsage', 'OutOfMemory', 'NllIncrease'])").message("maxRegressionPercent does not belong to NanLogits, KvCacheUsage, OutOfMemory and NllIncrease: limit them by max"),
     validation = Rule::new("(!has(self.minSamples) && !has(self.noData)) || !(self.metric in ['KvCacheUsage', 'OutOfMemory'])").message("KvCacheUsage and OutOfMemory count no requests: leave minSamples and noData out"),
+    validation = Rule::new("!has(self.minSamples) || self.metric != 'NllIncrease' || (self.minSamples >= 2 && self.minSamples <= 32)").message("minSamples of NllIncrease counts texts: one tells nothing and an artifact keeps 32, write 2 to 32"),
     validation = Rule::new("!has(self.max) || !(self.metric in ['ErrorRate', 'ValveFallbackRate', 'KvCacheUsage']) || double(self.max) <= 100.0").message("max is in percent for ErrorRate, ValveFallbackRate and KvCacheUsage: write at most 100"),
 )]
 pub struct GateSpec {
@@ -71,14 +72,14 @@ pub struct GateSpec {
     #[x_kube(validation = Rule::new("double(self) >= 0.5 && double(self) <= 0.99").message("gates: quantile must lie between 0.5 and 0.99: fewer samples cannot decide more"))]
     pub quantile: Option<Decimal>,
     /// The canary may reach this: milliseconds (TPOT, TTFT, ITL), percent (`ErrorRate`, `ValveFallbackRate`, `KvCacheUsage`), nats
-    /// (`FirstTokenKl`, `ShadowKl`), or a count (`NanLogits`, `OutOfMemory`).
+    /// (`FirstTokenKl`, `ShadowKl`), nats a token above stable (`NllIncrease`), or a count (`NanLogits`, `OutOfMemory`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max: Option<Decimal>,
     /// The canary may be so many percent above stable in the same window.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000))]
     pub max_regression_percent: Option<i32>,
-    /// Instead of `analysis.minSamples`.
+    /// Instead of `analysis.minSamples`; for `NllIncrease` texts, instead of 8.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000))]
     pub min_samples: Option<i32>,
@@ -113,6 +114,23 @@ pub enum GateMetric {
     KvCacheUsage,
     /// Containers that the kernel killed for memory.
     OutOfMemory,
+    /// How much less likely the canary finds the answers of probes than stable does, nats a token, on the same texts: see `spec.probe`.
+    NllIncrease,
+}
+
+/// Probes: texts of the calibration set that the operator has the pods of both tracks answer while a canary is judged.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ProbeSpec {
+    /// So many for a pod of each track in each interval of `rollout.analysis`, while users send either track fewer requests than its gates
+    /// need, or while a gate on `NllIncrease` has not seen all texts.
+    #[schemars(range(min = 1, max = 64))]
+    #[serde(default = "eight")]
+    pub requests_per_interval: i32,
+}
+
+fn eight() -> i32 {
+    8
 }
 
 /// What a gate says when too few samples came.

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::digest::Digest;
 use crate::drift::DriftSpec;
 use crate::precision::{DecodeScheme, KvCacheMode, KvPrecision, PrefillScheme, WeightCopies};
-use crate::rollout::{GateSpec, RolloutSpec, SloSpec};
+use crate::rollout::{GateSpec, ProbeSpec, RolloutSpec, SloSpec};
 use crate::scalars::{Decimal, PromptThreshold};
 use crate::scaling::ScalingSpec;
 pub use crate::source::{
@@ -63,6 +63,7 @@ use crate::traffic::TrafficSpec;
     validation = Rule::new("self.precision.kvCache.default == 'BF16' || (has(self.precision.kvCache.importance) ? self.precision.kvCache.importance.recentTokens : 0) + 2 * self.precision.kvCache.blockSize < self.verification.sequenceLength").message("verification.sequenceLength is not above kvCache.importance.recentTokens + 2 * blockSize: no key would be quantised while the precision is measured, raise it"),
     validation = Rule::new("self.precision.prefill.scheme == 'Precise' || 2 * self.precision.kvCache.blockSize <= self.verification.sequenceLength").message("verification.sequenceLength is below 2 * kvCache.blockSize: the quantised prefill would not be measured, raise it"),
     validation = Rule::new("!has(self.gates) || self.precision.prefill.scheme == 'W8A8' || self.gates.all(gate, !(gate.metric in ['ValveFallbackRate', 'FirstTokenKl', 'ShadowKl']))").message("gates: ValveFallbackRate, FirstTokenKl and ShadowKl measure the quantised prefill, and precision.prefill.scheme is Precise: remove the gate"),
+    validation = Rule::new("!has(self.gates) || has(self.probe) || self.gates.all(gate, gate.metric != 'NllIncrease')").message("gates: NllIncrease compares how canary and stable answer probes, and nothing sends any: set spec.probe or remove the gate"),
     validation = Rule::new("!has(self.drift) || !has(self.drift.maxValveFallbackPercent) || (self.precision.prefill.scheme == 'W8A8' && self.precision.decode.scheme != 'W8A8')").message("drift.maxValveFallbackPercent watches a quantised prefill in front of a precise decode: leave it out with prefill.scheme Precise and with weightCopies Single"),
     validation = Rule::new("!has(self.drift) || !has(self.drift.maxKvBeyondRangePercent) || self.precision.kvCache.default != 'BF16'").message("drift.maxKvBeyondRangePercent watches a quantised cache, and kvCache.default is BF16: leave it out"),
     validation = Rule::new("has(self.traffic) && self.traffic.mode == 'GatewayAPI' ? self.rollout.steps.all(step, has(step.weight) || has(step.mirror) || !has(step.canaryReplicas)) : self.rollout.steps.all(step, !has(step.weight) || !has(step.canaryReplicas))").message("rollout.steps: with traffic.mode GatewayAPI a step with canaryReplicas has its weight or mirror too; with ReplicaRatio the pods are the weight, and a step has one of them"),
@@ -95,6 +96,9 @@ pub struct MixQuantServiceSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub gates: Vec<GateSpec>,
+    /// Requests of the operator's own, so that a canary without users is judged too, and on the same texts as stable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub probe: Option<ProbeSpec>,
     /// From when live traffic is no longer what calibration saw, and what follows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drift: Option<DriftSpec>,

@@ -125,6 +125,7 @@ pub struct Metrics {
     prompt_tokens: Counter,
     generation_tokens: Counter,
     requests: Family<OutcomeLabels, Counter>,
+    probes: Counter,
     quality: Quality,
     drift: Drift,
     request_prompt_tokens: Histogram,
@@ -156,6 +157,7 @@ impl Metrics {
             prompt_tokens: Counter::default(),
             generation_tokens: Counter::default(),
             requests: Family::default(),
+            probes: Counter::default(),
             quality,
             drift,
             request_prompt_tokens: Histogram::new(PROMPT_LENGTHS.map(f64::from)),
@@ -242,6 +244,8 @@ impl Metrics {
         self.add(names::GENERATION_TOKENS, "Tokens generated", &cell);
         let cell = self.requests.clone();
         self.add(names::REQUESTS, "Requests by how they ended", &cell);
+        let cell = self.probes.clone();
+        self.add(names::PROBES, "Probes that were answered", &cell);
         let cell = self.build_info.clone();
         self.add(names::BUILD_INFO, "What runs: always 1", &cell);
         let start = FloatGauge::default();
@@ -384,6 +388,11 @@ impl Metrics {
         self.requests
             .get_or_create(&OutcomeLabels { outcome })
             .inc();
+    }
+
+    /// A probe was answered; as a request it counts like any other.
+    pub fn probed(&self) {
+        self.probes.inc();
     }
 
     /// How many sequences run and wait, and which share of the cache's tokens is held.

@@ -10,6 +10,7 @@ use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use mixquant_crds::Digest;
 use serde_json::Value;
 use tokenizers::Tokenizer as Inner;
 
@@ -168,6 +169,16 @@ impl Tokenizer {
     /// One more than the largest id, control tokens included.
     pub fn vocab_size(&self) -> usize {
         self.bytes.len()
+    }
+
+    /// Over what each id stands for: two tokenizers with the same digest mean the same by the same ids.
+    pub fn digest(&self) -> Digest {
+        let mut all = Vec::new();
+        for token in &self.bytes {
+            all.extend((token.len() as u64).to_le_bytes());
+            all.extend_from_slice(token);
+        }
+        Digest::of_bytes(&all)
     }
 
     /// The most bytes that one token stands for: a text longer than so many times the context cannot fit into it.

@@ -48,6 +48,8 @@ pub struct Job {
     pub ignore_eos: bool,
     /// How tokens are drawn.
     pub sampling: Sampling,
+    /// The answer's tokens where they are not drawn but given: what is wanted are their likelihoods. As many as `max_new_tokens`, or none.
+    pub given: Vec<u32>,
     /// Texts that end the answer and are not part of it.
     pub stops: Vec<String>,
     /// Likelihoods of the answer's tokens with so many alternatives.

@@ -66,6 +66,7 @@ fn the_same_inputs_give_the_same_artifact_on_any_number_of_threads() {
         "golden.json",
         "manifest.json",
         "plan.json",
+        "probe.json",
         "ranges.json",
         "report.json",
         "weights/model-00001-of-00001.safetensors",
@@ -114,6 +115,7 @@ fn another_plan_is_another_artifact_and_a_precise_prefill_has_no_weights() {
             "golden.json",
             "manifest.json",
             "plan.json",
+            "probe.json",
             "ranges.json",
             "report.json"
         ]

@@ -235,6 +235,9 @@ pub struct Plan {
     /// Whose load is kept for the next passes; `None` where nothing scales by it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub load: Option<LoadWindow>,
+    /// Probes to send now; `None` when none are due. Those under way go on as long as the window is theirs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub probe: Option<ProbeRound>,
     /// The room for a canary decides something here and was not known: the shell reads it (see [`crate::capacity::room`]) and plans anew.
     /// Where it may not be read, this plan stands: pods are added and the scheduler decides.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -259,4 +262,22 @@ pub struct Window {
     pub since: Timestamp,
     /// The revisions whose pods are scraped: stable and canary; at rest stable twice.
     pub revisions: [String; 2],
+}
+
+/// Probes for a pod of each track, all at once within a deadline.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProbeRound {
+    /// Where their answers count.
+    pub window: Window,
+    /// The artifact whose texts are asked: the canary's.
+    pub artifact: Digest,
+    /// The first text, counted on from the beginning where there are fewer.
+    pub first: u32,
+    /// How many.
+    pub requests: u32,
+    /// When it ends, whatever is answered by then.
+    pub seconds: u32,
+    /// There is no stable to ask.
+    pub alone: bool,
 }

@@ -130,6 +130,45 @@ fn log_factorial(n: u64) -> f64 {
     x.mul_add(x.ln(), -x) + 0.5 * (std::f64::consts::TAU * x).ln() + series
 }
 
+/// The mean of what `differences` are samples of: an estimate, and with `confidence` each not below the first and not above the second of
+/// two bounds; `None` of fewer than two. Student's t, which is exact where differences are normal and near it for the mean of a few that are not.
+pub fn mean(differences: &[f64], confidence: f64) -> Option<(f64, (f64, f64))> {
+    let freedom = u32::try_from(differences.len().checked_sub(1)?).ok()?;
+    if freedom == 0 {
+        return None;
+    }
+    let n = f64::from(freedom) + 1.0;
+    let mean = differences.iter().sum::<f64>() / n;
+    let squares: f64 = differences.iter().map(|one| (one - mean).powi(2)).sum();
+    let error = (squares / f64::from(freedom) / n).sqrt();
+    let t = bisect(0.0, 1e4, |t| student_cdf(t, freedom) < confidence);
+    Some((mean, (mean - t * error, mean + t * error)))
+}
+
+/// P(T <= t) of Student's distribution for t >= 0, by its finite series (Abramowitz and Stegun 26.7.3 and 26.7.4).
+fn student_cdf(t: f64, freedom: u32) -> f64 {
+    let angle = (t / f64::from(freedom).sqrt()).atan();
+    let (sine, cosine) = angle.sin_cos();
+    let (mut term, mut power) = if freedom % 2 == 1 {
+        (cosine, 1)
+    } else {
+        (1.0, 0)
+    };
+    let mut sum = 0.0;
+    while power + 2 <= freedom {
+        sum += term;
+        let above = f64::from(power + 1) / f64::from(power + 2);
+        term *= above * cosine * cosine;
+        power += 2;
+    }
+    let within = if freedom % 2 == 1 {
+        (angle + sine * sum) * std::f64::consts::FRAC_2_PI
+    } else {
+        sine * sum
+    };
+    f64::midpoint(1.0, within)
+}
+
 /// The proportion of which `events` of `n` were seen: not below the first and not above the second, each with `confidence`.
 ///
 /// Exact (Clopper and Pearson, Biometrika 26, 1934) up to 20,000 events; beyond it Wilson's score interval, which is as good there.
@@ -273,6 +312,28 @@ mod tests {
         }
         near(normal_cdf(9.0), 1.0, 1e-12);
         near(paired(0.95), 0.8776, 1e-4);
+    }
+
+    /// Published tables of Student's distribution.
+    #[test]
+    fn means_are_bounded_as_student_does() {
+        for (freedom, confidence, t) in [
+            (1, 0.975, 12.706_2),
+            (2, 0.975, 4.302_65),
+            (7, 0.95, 1.894_58),
+            (15, 0.99, 2.602_48),
+            (30, 0.99, 2.457_26),
+            (31, 0.95, 1.695_52),
+        ] {
+            near(student_cdf(t, freedom), confidence, 1e-6);
+        }
+        // The mean of 1, 2, 3, 4 is 2.5 and its standard error 0.6455.
+        let (mean, (low, high)) = mean(&[1.0, 2.0, 3.0, 4.0], 0.975).unwrap();
+        near(mean, 2.5, 1e-9);
+        near(high, 2.5 + 3.182_45 * 0.645_497, 1e-4);
+        near(low, 2.5 - 3.182_45 * 0.645_497, 1e-4);
+        assert!(super::mean(&[], 0.95).is_none() && super::mean(&[1.0], 0.95).is_none());
+        assert_eq!(super::mean(&[1.0; 5], 0.95), Some((1.0, (1.0, 1.0))));
     }
 
     /// Published tables: the rule of three, and 5 of 50 at one-sided 97.5 %.

@@ -12,6 +12,7 @@ use mixquant_crds::MixQuantServiceSpec;
 use crate::apply::Writer;
 use crate::metrics::{Metrics, ServiceLabels, Shown};
 use crate::observe::Observer;
+use crate::probe::Prober;
 use crate::scrape::Scraper;
 use crate::server::Health;
 use crate::validate::traffic::routing;
@@ -68,6 +69,8 @@ pub struct Context {
     pub observer: Observer,
     /// Reads pods' metrics.
     pub scraper: Scraper,
+    /// Has pods answer probes.
+    pub prober: Prober,
     /// Writes.
     pub writer: Writer,
     /// Counts.
@@ -88,6 +91,7 @@ impl Context {
         Self {
             observer,
             scraper: Scraper::default(),
+            prober: Prober::default(),
             client,
             writer,
             metrics,
@@ -148,6 +152,7 @@ impl Context {
             .remove(key);
         if let Some(memory) = memory {
             self.scraper.set_windows(&memory.uid, None, None);
+            self.prober.set(&memory.uid, None, None, &[]);
             self.metrics.forget(&key.labels(), memory.phase.as_deref());
         }
     }

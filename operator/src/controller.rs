@@ -22,8 +22,10 @@ use crate::clock;
 use crate::context::{Context, ServiceKey};
 use crate::error::Error;
 use crate::metrics::Shown;
+use crate::observed::ObservedPod;
 use crate::plan::{plan, plan_invalid};
 use crate::read;
+use crate::samples::Samples;
 use crate::validate::{ValidService, validate};
 use crate::watches::{self, Scope, Trigger};
 
@@ -146,38 +148,57 @@ async fn pass(key: &ServiceKey, context: &Context) -> Result<Action, Error> {
 
 /// Thinks and does; returns when to look again.
 async fn advance(context: &Context, target: &mut Target) -> Result<Duration, Error> {
-    let (plan, valid) = think(context, target).await?;
+    let Thought { plan, valid, pods } = think(context, target).await?;
     target.valid = valid;
     let pause = pause(&plan, clock::now());
     let uid = &target.owner.uid;
     let scraper = &context.scraper;
     scraper.set_windows(uid, plan.window.as_ref(), plan.load.as_ref());
+    let (window, probe) = (plan.window.as_ref(), plan.probe.as_ref());
+    context.prober.set(uid, window, probe, &pods);
     context.writer.execute(target, &plan.actions).await?;
     Ok(pause)
 }
 
+/// A pass's plan, what it was made for, and the pods that were there.
+struct Thought {
+    plan: Plan,
+    valid: Option<ValidService>,
+    pods: Vec<ObservedPod>,
+}
+
 /// The pure middle, and the reading that it needs.
-async fn think(context: &Context, target: &Target) -> Result<(Plan, Option<ValidService>), Error> {
+async fn think(context: &Context, target: &Target) -> Result<Thought, Error> {
     let mut observed = context
         .observer
         .observe(&target.owner, &target.service)
         .await?;
     let valid = match validate(&target.service) {
         Ok(valid) => valid,
-        Err(problem) => return Ok((plan_invalid(&observed, &problem, clock::now()), None)),
+        Err(problem) => {
+            return Ok(Thought {
+                plan: plan_invalid(&observed, &problem, clock::now()),
+                valid: None,
+                pods: observed.pods,
+            });
+        }
     };
-    let samples = context
-        .scraper
-        .sample(&target.owner.uid, &observed.pods)
-        .await;
+    let uid = &target.owner.uid;
+    let samples = Samples {
+        probed: context.prober.probed(uid),
+        ..context.scraper.sample(uid, &observed.pods).await
+    };
     let now = clock::now();
-    let first = plan(&valid, &observed, &samples, now, deployment::template);
-    let Some(asks) = &first.asks_room else {
-        return Ok((first, Some(valid)));
-    };
-    observed.room = context.observer.room(&target.owner, asks).await?;
-    let informed = plan(&valid, &observed, &samples, now, deployment::template);
-    Ok((informed, Some(valid)))
+    let mut made = plan(&valid, &observed, &samples, now, deployment::template);
+    if let Some(asks) = &made.asks_room {
+        observed.room = context.observer.room(&target.owner, asks).await?;
+        made = plan(&valid, &observed, &samples, now, deployment::template);
+    }
+    Ok(Thought {
+        plan: made,
+        valid: Some(valid),
+        pods: observed.pods,
+    })
 }
 
 /// When the next pass is due. A new window's baselines are taken as soon as it opens.

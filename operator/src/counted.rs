@@ -151,7 +151,7 @@ impl Counted {
             since: self.taken_at.map(|_| self.window.since),
             taken_at: self.taken_at,
             tracks,
-            loads: Vec::new(),
+            ..Samples::default()
         }
     }
 }

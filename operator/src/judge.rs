@@ -24,6 +24,7 @@ use crate::revision::seconds_between;
 use crate::samples::Samples;
 use crate::validate::{Gate, Kind, kind};
 
+mod pairs;
 mod precision;
 mod reading;
 mod words;
@@ -128,6 +129,9 @@ impl Confidence {
 pub fn gate(gate: &Gate, look: &Look<'_>) -> Verdict {
     if gate.metric == GateMetric::OutOfMemory {
         return decide(gate, &Reading::killed(look), None);
+    }
+    if kind(gate.metric) == Kind::Pairs {
+        return pairs::increase(gate, look);
     }
     if let Some(why) = look.unusable() {
         return Verdict::plain(Outcome::Inconclusive, why);

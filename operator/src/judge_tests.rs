@@ -60,7 +60,7 @@ fn samples(stable: TrackSamples, canary: TrackSamples) -> Samples {
         since: Some(Timestamp::UNIX_EPOCH),
         taken_at: Some(Timestamp::UNIX_EPOCH),
         tracks: BTreeMap::from([("a".to_owned(), stable), ("b".to_owned(), canary)]),
-        loads: Vec::new(),
+        ..Samples::default()
     }
 }
 

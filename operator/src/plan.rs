@@ -12,6 +12,7 @@ mod effects;
 mod ending;
 mod fit;
 mod measure;
+mod probe;
 mod scale;
 mod traffic;
 mod trial;
@@ -211,6 +212,7 @@ pub fn plan(
     let after = status::report(&world, &decisions, &measured, target.as_ref());
     let window = window(&world, &after);
     let load = scale::load_window(&world, &after);
+    let probe = probe::round(&world, &after, window.as_ref());
     let mut actions = Vec::new();
     if remembers {
         actions.push(Action::Remember(Box::new(after.clone())));
@@ -229,6 +231,7 @@ pub fn plan(
         requeue: decisions.wake.iter().min().copied(),
         window,
         load,
+        probe,
         asks_room: decisions.asks_room,
     }
 }
@@ -259,6 +262,7 @@ fn only(actions: Vec<Action>) -> Plan {
         requeue: None,
         window: None,
         load: None,
+        probe: None,
         asks_room: None,
     }
 }

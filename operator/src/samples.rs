@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::histogram::Histogram;
 use crate::load::Load;
+use crate::probed::Probed;
 
 /// What the pods of both tracks measured inside one window.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -25,6 +26,9 @@ pub struct Samples {
     /// What the pods that take traffic carried lately, oldest first; kept across windows, and empty where nothing scales by it.
     #[serde(default)]
     pub loads: Vec<Load>,
+    /// What probes of the window have answered.
+    #[serde(default)]
+    pub probed: Probed,
 }
 
 /// One track's part, merged over its pods.
@@ -63,6 +67,8 @@ pub enum Series {
     ShadowKl,
     /// Requests that were answered.
     Answered,
+    /// Those of them that were the operator's own probes.
+    Probes,
     /// Requests that the engine failed.
     Errors,
     /// Requests whose client went away.
@@ -117,13 +123,14 @@ pub struct Source {
 
 impl Series {
     /// Every one.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Tpot,
         Self::Ttft,
         Self::Itl,
         Self::FirstTokenKl,
         Self::ShadowKl,
         Self::Answered,
+        Self::Probes,
         Self::Errors,
         Self::Cancelled,
         Self::Rejected,
@@ -149,6 +156,7 @@ impl Series {
             Self::FirstTokenKl => (names::FIRST_TOKEN_KL, Shape::Histogram, None),
             Self::ShadowKl => (names::SHADOW_AUDIT_KL, Shape::Histogram, None),
             Self::Answered => (names::REQUESTS, Shape::Counter, Some(("outcome", "ok"))),
+            Self::Probes => (names::PROBES, Shape::Counter, None),
             Self::Errors => (names::REQUESTS, Shape::Counter, Some(("outcome", "error"))),
             Self::Cancelled => (
                 names::REQUESTS,

@@ -4,17 +4,10 @@
 //! late, too large, redirected or not plainly right is a problem with a reason, never a sample.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
 use std::sync::Mutex;
 use std::time::Duration;
 
 use futures::StreamExt;
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::body::Bytes;
-use hyper::{Request, StatusCode, header};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
 use mixquant_crds::names::PORT_ADMIN;
 
 use crate::action::Window;
@@ -22,6 +15,7 @@ use crate::clock;
 use crate::counted::Counted;
 use crate::load::{LoadWindow, Loads};
 use crate::observed::ObservedPod;
+use crate::pod_http::{Bounds, PodClient};
 use crate::prometheus_text::{self, Scrape};
 use crate::samples::Samples;
 
@@ -34,8 +28,7 @@ const CONCURRENCY: usize = 8;
 
 /// Asks pods, and keeps the windows of all services.
 pub struct Scraper {
-    client: Client<HttpConnector, Empty<Bytes>>,
-    port: u16,
+    client: PodClient,
     services: Mutex<HashMap<String, Asked>>,
 }
 
@@ -55,13 +48,8 @@ impl Default for Scraper {
 impl Scraper {
     /// A scraper of pods that answer on `port`.
     pub fn on_port(port: u16) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(DEADLINE));
         Self {
-            client: Client::builder(TokioExecutor::new())
-                .pool_max_idle_per_host(0)
-                .build(connector),
-            port,
+            client: PodClient::on_port(port),
             services: Mutex::default(),
         }
     }
@@ -147,54 +135,13 @@ impl Scraper {
     }
 
     async fn ask(&self, pod: &ObservedPod) -> Result<Scrape, String> {
-        let text = tokio::time::timeout(DEADLINE, self.fetch(pod))
-            .await
-            .map_err(|_| format!("no answer within {} s", DEADLINE.as_secs()))??;
+        let bounds = Bounds {
+            deadline: DEADLINE,
+            body: MAX_BODY,
+        };
+        let text = self.client.get(pod, "/metrics", bounds).await?;
         prometheus_text::parse(&text)
     }
-
-    async fn fetch(&self, pod: &ObservedPod) -> Result<String, String> {
-        let address: IpAddr = pod
-            .ip
-            .as_deref()
-            .ok_or("no address yet")?
-            .parse()
-            .map_err(|_| "its address is none")?;
-        let request = Request::get(format!(
-            "http://{}/metrics",
-            SocketAddr::new(address, self.port)
-        ))
-        .header(header::ACCEPT, "text/plain")
-        .body(Empty::new())
-        .map_err(|error| error.to_string())?;
-        let response = self
-            .client
-            .request(request)
-            .await
-            .map_err(|error| reasons(&error))?;
-        // A redirect is not followed: the pod itself answers or nobody does.
-        if response.status() != StatusCode::OK {
-            return Err(format!("status {}", response.status()));
-        }
-        if response.headers().contains_key(header::CONTENT_ENCODING) {
-            return Err("a compressed answer that was not asked for".into());
-        }
-        let body = Limited::new(response.into_body(), MAX_BODY)
-            .collect()
-            .await
-            .map_err(|error| format!("its body: {error}"))?;
-        String::from_utf8(body.to_bytes().into()).map_err(|_| "its body is no UTF-8".into())
-    }
-}
-
-fn reasons(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

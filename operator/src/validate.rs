@@ -72,6 +72,9 @@ pub struct ValidService {
     pub scaling: Option<Scaling>,
     /// The gates on live traffic.
     pub gates: Vec<Gate>,
+    /// Probes for a pod of each track in each interval of a trial, where the spec has them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub probes: Option<u32>,
     /// From when live traffic is no longer what calibration saw.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drift: Option<Drift>,
@@ -250,6 +253,7 @@ pub fn validate(service: &MixQuantService) -> Result<ValidService, InvalidSpec> 
             .as_ref()
             .map(|spec| scaling::scaling(spec, &mut problems)),
         gates: gates::gates(spec, &mut problems),
+        probes: gates::probes(spec, &mut problems),
         drift: drift::drift(spec, &mut problems),
         rollout: rollout::rollout(spec, &mut problems),
         traffic: traffic::routing(&spec.traffic),

@@ -5,6 +5,7 @@
 
 mod drifts;
 mod exhaustive;
+mod probes;
 mod properties;
 mod told;
 
@@ -147,7 +148,7 @@ fn samples(sampled: &Sampled, observed: &Observed, now: Timestamp) -> Samples {
                 track(sampled.canary_milliseconds, sampled.problem.as_ref()),
             ),
         ]),
-        loads: Vec::new(),
+        ..Samples::default()
     }
 }
 
@@ -287,7 +288,7 @@ fn at_rest_the_shown_time_per_token_is_written_seldom_and_only_when_it_changed()
             since: Some(told.now),
             taken_at: Some(told.now),
             tracks: [(status.stable.unwrap().revision, track)].into(),
-            loads: Vec::new(),
+            ..Samples::default()
         };
         let plan = told.plan(&samples);
         let wrote = !plan.actions.is_empty();

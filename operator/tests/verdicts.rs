@@ -7,6 +7,7 @@ use mixquant_crds::status::Outcome;
 use mixquant_operator::action::Window;
 use mixquant_operator::histogram::Histogram;
 use mixquant_operator::judge::{Look, gate};
+use mixquant_operator::probed::{Pair, Probed};
 use mixquant_operator::samples::{Samples, Series, TrackSamples, Value};
 use mixquant_operator::validate::Gate;
 use rand::rngs::StdRng;
@@ -66,6 +67,7 @@ fn tpot(quantile: f64, max_ratio: f64, min_samples: u64) -> Gate {
 struct Trial {
     values: [Vec<(Series, Value)>; 2],
     window: Window,
+    probed: Probed,
 }
 
 impl Trial {
@@ -86,6 +88,7 @@ impl Trial {
                 since: Timestamp::UNIX_EPOCH,
                 revisions: ["stable".into(), "canary".into()],
             },
+            probed: Probed::default(),
         }
     }
 
@@ -133,7 +136,8 @@ impl Trial {
                 ("canary".to_owned(), track(1)),
             ]
             .into(),
-            loads: Vec::new(),
+            probed: self.probed.clone(),
+            ..Samples::default()
         };
         let look = Look {
             window: &self.window,
@@ -325,4 +329,65 @@ fn failed_requests_are_told_from_a_few_unlucky_ones() {
     assert!(healthy.passed >= 398 && healthy.failed <= 2, "{healthy:?}");
     let broken = at(0.05);
     assert!(broken.failed >= 398 && broken.quick >= 398, "{broken:?}");
+}
+
+/// So many trials of a gate on answers whose limit is 0.05: rounds of 8 texts until a decision or until all 32 are answered. A text's
+/// difference is `increase` and a noise with this deviation, drawn with a long tail.
+fn answers(seed: u64, increase: f64, spread: f64) -> Rates {
+    let mut random = StdRng::seed_from_u64(seed);
+    let gate = Gate {
+        name: "answers".into(),
+        metric: GateMetric::NllIncrease,
+        quantile: None,
+        max: Some(0.05),
+        max_ratio: None,
+        min_samples: 8,
+        no_data: NoData::Hold,
+        on_failure: OnFailure::Rollback,
+    };
+    let mut rates = Rates::default();
+    for _ in 0..400 {
+        let mut trial = Trial::new();
+        let mut probed = Probed::new(trial.window.since);
+        let mut outcome = Outcome::Inconclusive;
+        for look in 1..=4_u32 {
+            for text in (look - 1) * 8..look * 8 {
+                // Log-normal around its mean: a few texts differ by much.
+                let tail = (0.5 * normal(&mut random)).exp() / 0.125_f64.exp() - 1.0;
+                let canary = 2.0 + increase + spread * tail / 0.533;
+                probed.pairs.insert(
+                    text,
+                    Pair {
+                        stable: 2.0,
+                        canary,
+                    },
+                );
+            }
+            trial.probed = probed.clone();
+            outcome = trial.judged(&gate, look);
+            if outcome != Outcome::Inconclusive {
+                rates.looks += look;
+                break;
+            }
+        }
+        match outcome {
+            Outcome::Pass => rates.passed += 1,
+            Outcome::Fail => rates.failed += 1,
+            Outcome::Inconclusive => rates.undecided += 1,
+        }
+    }
+    rates
+}
+
+#[test]
+fn the_same_answers_pass_worse_ones_fail_and_at_the_limit_few_steps_are_decided() {
+    let same = answers(1, 0.0, 0.04);
+    say("answers, the same, deviation 0.04", &same);
+    assert!(same.passed >= 390 && same.failed == 0, "{same:?}");
+    let worse = answers(2, 0.15, 0.04);
+    say("answers, 0.15 nats worse, deviation 0.04", &worse);
+    assert!(worse.failed >= 396 && worse.passed == 0, "{worse:?}");
+    let limit = answers(3, 0.05, 0.04);
+    say("answers, exactly at the limit, deviation 0.04", &limit);
+    assert!(limit.passed <= 80 && limit.failed <= 40, "{limit:?}");
 }

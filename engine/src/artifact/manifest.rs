@@ -4,7 +4,8 @@
 
 use mixquant_crds::Digest;
 use mixquant_crds::names::{
-    ARTIFACT_ATTENTION, ARTIFACT_GOLDEN, ARTIFACT_PLAN, ARTIFACT_RANGES, ARTIFACT_WEIGHTS,
+    ARTIFACT_ATTENTION, ARTIFACT_GOLDEN, ARTIFACT_PLAN, ARTIFACT_PROBE, ARTIFACT_RANGES,
+    ARTIFACT_WEIGHTS,
 };
 use serde::{Deserialize, Serialize};
 
@@ -169,6 +170,7 @@ fn is_known(path: &str) -> bool {
             ARTIFACT_ATTENTION,
             ARTIFACT_GOLDEN,
             ARTIFACT_RANGES,
+            ARTIFACT_PROBE,
         ]
         .contains(&path),
         Some((folder, name)) => {

@@ -4,6 +4,7 @@
 
 pub mod golden;
 pub mod manifest;
+pub mod probe;
 pub mod store;
 pub mod weights;
 
@@ -53,19 +54,8 @@ impl Artifact {
     /// # Errors
     /// The first file that is missing, damaged or not what the manifest says, named with what to do.
     pub fn open(directory: &Path, check: Check) -> Result<Self> {
-        let manifest_path = directory.join(ARTIFACT_MANIFEST);
-        let text = read(&manifest_path, MAX_JSON_BYTES).map_err(|why| {
-            Error::artifact(format!(
-                "{why}: is {} an artifact's folder?",
-                directory.display()
-            ))
-        })?;
-        let manifest = Manifest::parse(&text)
-            .map_err(|why| Error::artifact(format!("{}: {why}", manifest_path.display())))?;
+        let manifest = manifest_of(directory, check)?;
         let digest = manifest.digest();
-        if check == Check::Digests {
-            check_name(directory, &manifest, &text)?;
-        }
         let folder = Folder { directory, check };
         let plan: PrecisionPlan = folder.json(&manifest, ARTIFACT_PLAN)?;
         plan.check().map_err(|why| {
@@ -152,6 +142,23 @@ impl Artifact {
         }
         model.attach(self.copies, Some(self.importance), self.plan)
     }
+}
+
+/// The manifest in `directory`, checked.
+fn manifest_of(directory: &Path, check: Check) -> Result<Manifest> {
+    let path = directory.join(ARTIFACT_MANIFEST);
+    let text = read(&path, MAX_JSON_BYTES).map_err(|why| {
+        Error::artifact(format!(
+            "{why}: is {} an artifact's folder?",
+            directory.display()
+        ))
+    })?;
+    let manifest = Manifest::parse(&text)
+        .map_err(|why| Error::artifact(format!("{}: {why}", path.display())))?;
+    if check == Check::Digests {
+        check_name(directory, &manifest, &text)?;
+    }
+    Ok(manifest)
 }
 
 /// A folder named by a digest holds exactly what has that digest.

@@ -13,7 +13,9 @@ pub mod statistics;
 
 use std::path::{Path, PathBuf};
 
-use mixquant_crds::names::{ARTIFACT_ATTENTION, ARTIFACT_GOLDEN, ARTIFACT_PLAN, ARTIFACT_RANGES};
+use mixquant_crds::names::{
+    ARTIFACT_ATTENTION, ARTIFACT_GOLDEN, ARTIFACT_PLAN, ARTIFACT_PROBE, ARTIFACT_RANGES,
+};
 use mixquant_crds::{
     CalibrationReport, DecodeScheme, Digest, KvCacheMode, KvCachePlan, KvPrecision, PrecisionPlan,
     PrefillPlan, PrefillScheme, WeightCopies,
@@ -26,6 +28,7 @@ use self::quantise::{Assignment, quantise};
 use self::quantisers::{Quantiser, Recipe};
 use crate::artifact::golden::Golden;
 use crate::artifact::manifest::Phase;
+use crate::artifact::probe::Probes;
 use crate::artifact::store::{self, Draft, Published, write_report};
 use crate::artifact::{Artifact, Check, weights};
 use crate::dataset::mix::{Mix, mixed};
@@ -211,6 +214,11 @@ fn make(
     model.attach(copies, Some(importance), plan.clone())?;
     let beginnings = texts.iter().map(|text| &text.ids[..]);
     draft.write(ARTIFACT_GOLDEN, &json(&Golden::of(model, beginnings)?))?;
+    let probes = Probes::of(
+        &Tokenizer::open(&options.model)?,
+        &texts.iter().map(|text| &text.ids[..]).collect::<Vec<_>>(),
+    );
+    draft.write(ARTIFACT_PROBE, &json(&probes))?;
     let published = draft.publish(model.digest().clone())?;
     for saved in [saved_prefill, saved_decode].into_iter().flatten() {
         saved.finish();

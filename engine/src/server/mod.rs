@@ -9,6 +9,7 @@ mod fields;
 mod guard;
 mod http;
 mod logprobs;
+mod probe;
 mod reply;
 mod request;
 mod seats;
@@ -223,6 +224,7 @@ fn job(
         min_new_tokens: request.min_new_tokens.min(max_new_tokens),
         ignore_eos: request.ignore_eos,
         sampling,
+        given: Vec::new(),
         stops: request.stops.clone(),
         logprobs: request.logprobs,
         prompt_logprobs: request.echo && request.logprobs.is_some(),

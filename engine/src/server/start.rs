@@ -26,6 +26,7 @@ use crate::valve::read::Settings;
 use crate::worker::{Job, Worker, self_test};
 
 use super::http::{Port, bind};
+use super::probe::Prober;
 use super::request::Bounds;
 use super::{App, admin, router, unix_seconds};
 
@@ -126,12 +127,17 @@ pub fn start(options: Options) -> Result<Running> {
     let (admin_listener, admin) = bind(options.admin_listen, "--admin-listen")?;
     let health = Arc::new(Health::new());
     let metrics = Arc::new(Metrics::new(&options.model_name, &options.revision));
+    let prober = Arc::new(Prober::new(
+        options.artifact.as_deref(),
+        options.max_batch_size,
+        options.queue_size,
+    ));
     let (drain, draining) = watch::channel(false);
     let (finish, finished) = oneshot::channel();
     let (end_admin, admin_ends) = oneshot::channel();
     spawn("admin", {
         let port = Port {
-            router: admin::router(&health, &metrics),
+            router: admin::router(&health, &metrics, &prober),
             health: health.clone(),
             max_connections: MAX_ADMIN_CONNECTIONS,
         };
@@ -156,6 +162,7 @@ pub fn start(options: Options) -> Result<Running> {
         health: health.clone(),
         metrics,
         jobs,
+        prober,
     };
     spawn("api", move || {
         let result = serving.run(api_listener, loaded, worker_ends, draining);
@@ -335,6 +342,7 @@ struct Serving {
     health: Arc<Health>,
     metrics: Arc<Metrics>,
     jobs: mpsc::Sender<Job>,
+    prober: Arc<Prober>,
 }
 
 impl Serving {
@@ -379,8 +387,9 @@ impl Serving {
             health,
             metrics,
             jobs,
+            prober,
         } = self;
-        let app = App {
+        let app = Arc::new(App {
             model_name: options.model_name,
             created: unix_seconds(),
             bounds: loaded.bounds,
@@ -389,9 +398,10 @@ impl Serving {
             health: health.clone(),
             jobs,
             permits: Arc::new(Semaphore::new(options.max_batch_size + options.queue_size)),
-        };
+        });
+        prober.open(&app);
         let port = Port {
-            router: router(Arc::new(app)),
+            router: router(app),
             health,
             max_connections: MAX_CONNECTIONS,
         };

@@ -44,8 +44,12 @@ impl Answer {
         }
     }
 
-    /// Draws the next token; nothing when the logits are no numbers.
+    /// The next token, drawn or given; nothing when the logits are no numbers.
     pub(super) fn sample(&mut self, job: &Job, logits: &[f32], eos: &[u32]) -> Option<u32> {
+        if let Some(given) = job.given.get(self.generated) {
+            let numbers = logits.iter().all(|logit| logit.is_finite());
+            return numbers.then_some(*given);
+        }
         let forbidden = if self.generated < job.min_new_tokens {
             eos
         } else {

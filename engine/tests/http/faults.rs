@@ -203,6 +203,7 @@ fn a_reader_that_never_reads_ends_alone() {
             min_new_tokens: 0,
             ignore_eos: true,
             sampling: Sampling::greedy(),
+            given: Vec::new(),
             stops: Vec::new(),
             logprobs: None,
             prompt_logprobs: false,

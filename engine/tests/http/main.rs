@@ -16,4 +16,5 @@ mod fixture;
 #[path = "../jobs/mod.rs"]
 mod jobs;
 mod lifecycle;
+mod probe;
 mod refusals;

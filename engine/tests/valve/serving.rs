@@ -65,6 +65,7 @@ fn serve(model: Model, prompts: &[Vec<u32>], audit: f64, log: Option<&Options>) 
             min_new_tokens: 0,
             ignore_eos: true,
             sampling: Sampling::greedy(),
+            given: Vec::new(),
             stops: Vec::new(),
             logprobs: None,
             prompt_logprobs: false,

@@ -303,6 +303,9 @@ fn gates(valid: &ValidService) -> Vec<String> {
         does,
         rollout.failure_limit
     ));
+    gates.extend(valid.probes.map(|probes| {
+        format!("while users send fewer, {probes} probes to each track in each of these intervals")
+    }));
     gates
 }
 

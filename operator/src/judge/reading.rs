@@ -18,6 +18,8 @@ pub(super) struct Reading {
     revision: String,
     /// Samples that it rests on; `None` where nothing is sampled.
     count: Option<u64>,
+    /// Requests in the window that were probes.
+    probes: u64,
     /// The estimate.
     pub(super) value: f64,
     /// For a Fail, against a limit.
@@ -53,7 +55,10 @@ fn series(metric: GateMetric) -> (Series, &'static [Series]) {
         GateMetric::ErrorRate => (Series::Errors, REQUESTS),
         GateMetric::ValveFallbackRate => (Series::ValveFallbacks, &[Series::QuantisedPrefills]),
         GateMetric::NanLogits => (Series::NanLogits, REQUESTS),
-        GateMetric::KvCacheUsage | GateMetric::OutOfMemory => (Series::KvUsage, &[]),
+        // The last two are read elsewhere: of the pods' states, and of probes.
+        GateMetric::KvCacheUsage | GateMetric::OutOfMemory | GateMetric::NllIncrease => {
+            (Series::KvUsage, &[])
+        }
     }
 }
 
@@ -64,6 +69,7 @@ impl Reading {
         Self {
             revision: revision.to_owned(),
             count,
+            probes: 0,
             value,
             fail: bounds,
             fail_paired: bounds,
@@ -123,7 +129,7 @@ impl Reading {
                     ..Self::exact(revision, estimate, Some(requests))
                 })
             }
-            (Kind::Level | Kind::Distribution | Kind::Count | Kind::Share, _) => {
+            (Kind::Level | Kind::Distribution | Kind::Count | Kind::Share | Kind::Pairs, _) => {
                 let family = what.source().family;
                 Err(Blank::Unseen(format!(
                     "revision {revision} has no usable {family}"
@@ -131,7 +137,15 @@ impl Reading {
             }
         }?;
         let stale = reading.count.is_some() && is_stale(track, look);
-        Ok(Self { stale, ..reading })
+        let probes = match track.values.get(&Series::Probes) {
+            Some(Value::Count(probes)) => *probes,
+            Some(Value::Histogram(_) | Value::Level(_)) | None => 0,
+        };
+        Ok(Self {
+            probes,
+            stale,
+            ..reading
+        })
     }
 
     fn quantile(
@@ -159,6 +173,7 @@ impl Reading {
         Ok(Self {
             revision: revision.to_owned(),
             count: Some(histogram.count()),
+            probes: 0,
             value,
             fail,
             fail_paired,
@@ -177,7 +192,7 @@ impl Reading {
                 amount(metric, self.fail.0),
                 amount(metric, self.fail.1)
             ),
-            Kind::Count | Kind::Level => String::new(),
+            Kind::Count | Kind::Level | Kind::Pairs => String::new(),
         };
         let of = self.count.map_or(String::new(), |count| {
             let what = match metric {
@@ -190,9 +205,17 @@ impl Reading {
                 | GateMetric::ErrorRate
                 | GateMetric::NanLogits
                 | GateMetric::KvCacheUsage
-                | GateMetric::OutOfMemory => "requests",
+                | GateMetric::OutOfMemory
+                | GateMetric::NllIncrease => "requests",
             };
-            format!(" of {count} {what}")
+            let probes = match self.probes {
+                0 => String::new(),
+                probes if what == "requests" => {
+                    format!(" ({} of them probes)", probes.min(count))
+                }
+                probes => format!(" (with {probes} probes)"),
+            };
+            format!(" of {count} {what}{probes}")
         });
         format!("{} {value}{bounds}{of}", self.revision)
     }

@@ -17,6 +17,7 @@ pub(super) fn name(gate: &Gate) -> String {
         GateMetric::NanLogits => "NaN logits",
         GateMetric::KvCacheUsage => "KV cache usage",
         GateMetric::OutOfMemory => "out-of-memory kills",
+        GateMetric::NllIncrease => "NLL increase",
     };
     match gate.quantile {
         Some(quantile) => format!("{metric} p{}", percent(quantile)),
@@ -48,6 +49,7 @@ pub fn amount(metric: GateMetric, value: f64) -> String {
             format!("{:.2} %", value * 100.0)
         }
         GateMetric::FirstTokenKl | GateMetric::ShadowKl => format!("{value:.4} nats"),
+        GateMetric::NllIncrease => format!("{value:.4} nats a token"),
         GateMetric::NanLogits | GateMetric::OutOfMemory => format!("{value:.0}"),
     }
 }
@@ -66,9 +68,10 @@ pub fn says(gate: &Gate) -> String {
         OnFailure::Pause => "; a failure halts the rollout",
         OnFailure::Record => "; recorded only",
     };
-    format!(
-        "{}, on live traffic: {}{does}",
-        name(gate),
-        both.join(" and ")
-    )
+    let on = if gate.metric == GateMetric::NllIncrease {
+        "over stable on probes"
+    } else {
+        "on live traffic"
+    };
+    format!("{}, {on}: {}{does}", name(gate), both.join(" and "))
 }

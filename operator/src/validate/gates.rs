@@ -1,6 +1,7 @@
 //! The gates of a service, from `spec.slo` and `spec.gates`, in base units: seconds, shares of 1, nats, counts.
 
 use mixquant_crds::MixQuantServiceSpec;
+use mixquant_crds::probe::MAX_TEXTS;
 use mixquant_crds::rollout::{GateMetric, GateSpec, LatencySlo, NoData, OnFailure, TrialFailure};
 use serde::Serialize;
 
@@ -28,6 +29,9 @@ pub struct Gate {
     pub on_failure: OnFailure,
 }
 
+/// Texts that a comparison of answers needs where the spec does not say.
+const TEXTS: u64 = 8;
+
 /// The shape of what a metric measures, which decides how samples are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -39,6 +43,8 @@ pub(crate) enum Kind {
     Count,
     /// A level of which the greatest counts.
     Level,
+    /// Differences of both tracks on the same texts.
+    Pairs,
 }
 
 /// The shape of a metric.
@@ -52,6 +58,7 @@ pub(crate) const fn kind(metric: GateMetric) -> Kind {
         GateMetric::ErrorRate | GateMetric::ValveFallbackRate => Kind::Share,
         GateMetric::NanLogits | GateMetric::OutOfMemory => Kind::Count,
         GateMetric::KvCacheUsage => Kind::Level,
+        GateMetric::NllIncrease => Kind::Pairs,
     }
 }
 
@@ -63,12 +70,29 @@ fn units(metric: GateMetric) -> f64 {
         GateMetric::FirstTokenKl
         | GateMetric::ShadowKl
         | GateMetric::NanLogits
-        | GateMetric::OutOfMemory => 1.0,
+        | GateMetric::OutOfMemory
+        | GateMetric::NllIncrease => 1.0,
     }
 }
 
 fn ratio(percent: i32) -> f64 {
     1.0 + f64::from(percent) / 100.0
+}
+
+/// Requests of the operator's own, for a pod of each track in each interval.
+pub(super) fn probes(spec: &MixQuantServiceSpec, problems: &mut Problems) -> Option<u32> {
+    let compared = spec.gates.iter();
+    let compared = compared.filter(|gate| gate.metric == GateMetric::NllIncrease);
+    problems.require(
+        spec.probe.is_some() || compared.count() == 0,
+        "gates: NllIncrease compares how canary and stable answer probes, and nothing sends any: set spec.probe or remove the gate",
+    );
+    let requests = spec.probe.as_ref()?.requests_per_interval;
+    problems.require(
+        (1..=64).contains(&requests),
+        "probe.requestsPerInterval must lie between 1 and 64",
+    );
+    u32::try_from(requests).ok()
 }
 
 /// What gates take from the whole service.
@@ -158,9 +182,11 @@ fn from_spec(spec: &GateSpec, defaults: &Defaults, problems: &mut Problems) -> G
             .as_ref()
             .map(|text| decimal(problems, "max", text) / units(spec.metric)),
         max_ratio: spec.max_regression_percent.map(ratio),
-        min_samples: spec.min_samples.map_or(defaults.min_samples, |samples| {
-            u64::try_from(samples).unwrap_or(0)
-        }),
+        min_samples: match (spec.min_samples, spec.metric) {
+            (Some(samples), _) => u64::try_from(samples).unwrap_or(0),
+            (None, GateMetric::NllIncrease) => TEXTS,
+            (None, _) => defaults.min_samples,
+        },
         no_data: spec.no_data.unwrap_or(defaults.no_data),
         on_failure: spec.on_failure.unwrap_or(defaults.on_failure),
     };
@@ -191,5 +217,9 @@ fn check(gate: &Gate, field: &str, problems: &mut Problems) {
     problems.require(
         gate.min_samples >= 1,
         &format!("{field} needs at least one sample: raise minSamples"),
+    );
+    problems.require(
+        kind != Kind::Pairs || (2..=u64::from(MAX_TEXTS)).contains(&gate.min_samples),
+        &format!("{field}.minSamples counts texts: write 2 to {MAX_TEXTS}"),
     );
 }

@@ -79,7 +79,7 @@ fn samples(told: &Told, counted: Counted) -> Samples {
         since: Some(told.now),
         taken_at: Some(told.now),
         tracks: [(stable(told), track)].into(),
-        loads: Vec::new(),
+        ..Samples::default()
     }
 }
 

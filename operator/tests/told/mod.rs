@@ -239,7 +239,7 @@ impl Told {
             since: Some(window.since),
             taken_at: Some(self.now),
             tracks: [(stable, track(0.02)), (canary, track(0.02 * slowness))].into(),
-            loads: Vec::new(),
+            ..Samples::default()
         })
     }
 

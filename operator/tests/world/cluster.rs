@@ -17,6 +17,7 @@ use super::demand::Demand;
 use super::faults::rollback_window;
 use super::gateway::{self, Gateway};
 use super::places::{GPU, Places, size};
+use super::quiet::{is_quiet, quieten};
 use super::scenario::Dice;
 use super::traffic::{Counters, Manners, MetricFault, measured};
 use super::volume::Volume;
@@ -122,6 +123,8 @@ pub struct Cluster {
     pub(super) demands: Vec<Demand>,
     /// When the garbage collector takes what the deleted service owned.
     pub(super) collected_at: Option<i64>,
+    /// Nobody uses the service.
+    pub(super) quiet: bool,
 }
 
 /// When serving is guaranteed: after the first stable, outside the healing time of faults.
@@ -213,7 +216,11 @@ impl Cluster {
             volume: Volume::default(),
             demands: Vec::new(),
             collected_at: None,
+            quiet: is_quiet(seed, gpus),
         };
+        if cluster.quiet {
+            quieten(&mut cluster.service.spec);
+        }
         cluster.make_users_route();
         cluster
     }
@@ -368,7 +375,7 @@ impl Cluster {
     }
 
     fn new_pod(&mut self, frozen: &FrozenRevision) -> Pod {
-        let manners = Manners::of(&frozen.image);
+        let manners = Manners::of(&frozen.image, self.quiet);
         let starts = 5 + i64::try_from(self.dice.below(20)).unwrap();
         Pod {
             uid: self.unique("pod"),

@@ -91,9 +91,10 @@ impl Cluster {
             Change::Gpus(gpus) if self.places.gpus.is_none_or(|all| all >= gpus) => {
                 spec.engine.resources = Some(gpus_each(gpus));
             }
+            // A quiet service compares answers, and alone there is nothing to compare with.
+            Change::Surge(surge) if !self.quiet => spec.rollout.surge = surge,
             // The API refuses replicas that scaling owns; no node has room for the others.
-            Change::Replicas(_) | Change::Traffic(_) | Change::Gpus(_) => {}
-            Change::Surge(surge) => spec.rollout.surge = surge,
+            Change::Surge(_) | Change::Replicas(_) | Change::Traffic(_) | Change::Gpus(_) => {}
             Change::Hold(seconds) => {
                 let mut steps = spec.rollout.steps.iter_mut();
                 let step = steps.find(|step| step.hold.is_some()).unwrap();

@@ -401,6 +401,9 @@ impl Cluster {
     pub(super) fn serve(&mut self, seconds: i64) {
         // More than this in one go tells nothing new.
         let requests = REQUESTS_PER_SECOND * seconds.clamp(0, 60).unsigned_abs();
+        if self.quiet {
+            return;
+        }
         for (ready, percent) in self.ways() {
             if ready.is_empty() {
                 continue;

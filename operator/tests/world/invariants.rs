@@ -124,7 +124,7 @@ impl Cluster {
     /// Memory moves only as the design allows.
     fn may_become(&self, plan: &Plan, next: &MixQuantServiceStatus) -> Result<(), String> {
         let before = self.status();
-        let passed = passes(plan);
+        let passed = passes(plan, self.gates());
         let was = |status: &MixQuantServiceStatus| {
             status.stable.as_ref().map(|stable| stable.revision.clone())
         };
@@ -194,7 +194,7 @@ impl Cluster {
     ) -> Result<(), String> {
         let manners = |status: &MixQuantServiceStatus| {
             let stable = status.stable.as_ref();
-            stable.map(|stable| Manners::of(&stable.image))
+            stable.map(|stable| Manners::of(&stable.image, self.quiet))
         };
         let canary = before.canary.as_ref();
         let canary = canary.map(|canary| canary.revision.as_str());
@@ -202,11 +202,14 @@ impl Cluster {
         let beside_one = at.and_then(|at| at.room.get(1));
         let alone = beside_one.is_some_and(|beside_one| *beside_one == 0);
         // Where nothing runs beside the canary, only its own limits can be judged, and the slow one keeps them.
-        // Slowness is measured against stable: beside a slow one it is none.
+        // Slowness and worse answers are measured against stable: beside the same they are none.
         let bad = manners(next)
             .filter(|next| !(alone && next.slowness > 1.0))
             .filter(|next| !next.are_good())
-            .is_some_and(|next| next.slowness <= 1.0 || manners(before) != Some(next));
+            .is_some_and(|next| {
+                let relative = next.slowness > 1.0 || next.worse;
+                !relative || manners(before) != Some(next)
+            });
         if bad && !self.is_unharmed_yet(canary) {
             return Err(format!("a bad canary is promoted: {:?}", manners(next)));
         }
@@ -415,14 +418,14 @@ fn kind(event: &Event) -> String {
 }
 
 /// Whether every gate on live traffic passed in this plan.
-fn passes(plan: &Plan) -> bool {
+fn passes(plan: &Plan, gates: usize) -> bool {
     let mut live = plan.actions.iter().filter_map(|action| match action {
         Action::Count(Metric::Verdict { gate, outcome }) if gate != PRECISION_GATE => {
             Some(*outcome)
         }
         _ => None,
     });
-    live.clone().count() == 3 && live.all(|outcome| outcome == Outcome::Pass)
+    live.clone().count() == gates && live.all(|outcome| outcome == Outcome::Pass)
 }
 
 /// An action in one line of the trace.

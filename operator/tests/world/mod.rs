@@ -18,6 +18,7 @@ mod gateway;
 mod invariants;
 mod operator;
 mod places;
+mod quiet;
 mod scenario;
 mod traffic;
 mod view;

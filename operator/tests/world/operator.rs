@@ -133,6 +133,11 @@ impl Operator {
         let (valid, plan) = self.decide(cluster, observed);
         let load = plan.load.as_ref();
         self.scraper.set_windows(plan.window.clone(), load);
+        if let Some(round) = &plan.probe {
+            let answers = cluster.answer_probes(round);
+            let (since, now) = (round.window.since, moment(cluster.now));
+            self.scraper.probe(since, answers, now);
+        }
         self.requeue = plan.requeue.map(|after| cluster.now + seconds(after));
         if let Some(window) = &plan.window {
             // Baselines are taken as soon as the window opens.

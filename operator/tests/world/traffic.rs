@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use mixquant_crds::Digest;
 use mixquant_crds::report::VerifyReport;
 use mixquant_operator::action::Window;
@@ -10,9 +10,11 @@ use mixquant_operator::counted::Counted;
 use mixquant_operator::histogram::Histogram;
 use mixquant_operator::load::{LoadWindow, Loads};
 use mixquant_operator::observed::ObservedPod;
+use mixquant_operator::probed::{Answered, Probed};
 use mixquant_operator::prometheus_text::Scrape;
 use mixquant_operator::samples::{Samples, Series, Value};
 
+use super::quiet::TAKES;
 use super::scenario::Dice;
 
 /// Requests a second that reach the Service.
@@ -42,13 +44,17 @@ pub struct Manners {
     pub out_of_memory: bool,
     /// Its containers end again and again.
     pub crashes: bool,
+    /// It finds the right answers less likely.
+    pub worse: bool,
 }
 
 impl Manners {
-    /// 0 and 1 are good, 2 is slow, 3 never gets ready, 4 fails requests, 5 runs out of memory.
-    pub fn of(image: &str) -> Self {
+    /// 0 and 1 are good, 2 is slow (of a quiet service: answers worse), 3 never gets ready, 4 fails requests, 5 runs out of memory.
+    pub fn of(image: &str, quiet: bool) -> Self {
+        let second = image == "engine:2";
         Self {
-            slowness: if image == "engine:2" { 1.5 } else { 1.0 },
+            slowness: if second && !quiet { 1.5 } else { 1.0 },
+            worse: second && quiet,
             errors: if image == "engine:4" { 20 } else { 0 },
             out_of_memory: image == "engine:5",
             crashes: image == "engine:3",
@@ -57,7 +63,7 @@ impl Manners {
 
     /// Whether it may become stable without a person's word.
     pub fn are_good(&self) -> bool {
-        *self == Self::of("engine:0")
+        *self == Self::of("engine:0", false)
     }
 }
 
@@ -67,6 +73,7 @@ pub struct Counters {
     tpot: Vec<u64>,
     answered: u64,
     errors: u64,
+    probes: u64,
 }
 
 impl Counters {
@@ -75,6 +82,7 @@ impl Counters {
             tpot: vec![0; bounds().len() + 1],
             answered: 0,
             errors: 0,
+            probes: 0,
         }
     }
 
@@ -96,6 +104,11 @@ impl Counters {
         self.answered += 1;
     }
 
+    /// The newest request was a probe.
+    pub fn probed(&mut self) {
+        self.probes = (self.probes + 1).min(self.answered);
+    }
+
     fn series(&self) -> BTreeMap<Series, Result<Value, String>> {
         let tpot = Histogram {
             bounds: bounds(),
@@ -105,6 +118,7 @@ impl Counters {
             (Series::Tpot, Ok(Value::Histogram(tpot))),
             (Series::Answered, Ok(Value::Count(self.answered))),
             (Series::Errors, Ok(Value::Count(self.errors))),
+            (Series::Probes, Ok(Value::Count(self.probes))),
             (Series::Cancelled, Ok(Value::Count(0))),
             (Series::Rejected, Ok(Value::Count(0))),
             (Series::Running, Ok(Value::Level(0.0))),
@@ -178,12 +192,36 @@ pub struct Scraper {
     pub window: Option<Window>,
     counted: Option<Counted>,
     loads: Option<Loads>,
+    probed: Probed,
+    /// When the round under way ends, and how.
+    round: Option<(Timestamp, (Option<Answered>, Answered))>,
 }
 
 impl Scraper {
+    /// A round of probes begins.
+    pub fn probe(
+        &mut self,
+        since: Timestamp,
+        answers: (Option<Answered>, Answered),
+        now: Timestamp,
+    ) {
+        if self.probed.since != Some(since) {
+            self.probed = Probed::new(since);
+        }
+        self.probed.begin(now);
+        self.round = Some((now + SignedDuration::from_secs(TAKES), answers));
+    }
+
+    fn end_round(&mut self, now: Timestamp) {
+        if let Some((_, (stable, canary))) = self.round.take_if(|(ends, _)| *ends <= now) {
+            self.probed.end(stable, canary);
+        }
+    }
+
     pub fn set_windows(&mut self, window: Option<Window>, load: Option<&LoadWindow>) {
         if self.window != window {
             self.counted = window.clone().map(Counted::new);
+            (self.probed, self.round) = (Probed::default(), None);
             self.window = window;
         }
         self.loads = load.map(|load| {
@@ -203,6 +241,7 @@ impl Scraper {
             loads.add(&answers, now);
         }
         let loads = self.loads.as_ref().map_or_else(Vec::new, Loads::entries);
+        self.end_round(now);
         let counted = self.counted.as_mut();
         let Some(counted) = counted.filter(|counted| now >= counted.window().since) else {
             return Samples {
@@ -219,6 +258,7 @@ impl Scraper {
         counted.end(now);
         Samples {
             loads,
+            probed: self.probed.clone(),
             ..counted.samples()
         }
     }
