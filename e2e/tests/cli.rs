@@ -269,7 +269,7 @@ fn plan_compares_with_what_the_cluster_has_and_changes_nothing() {
     assert_eq!(same["change"], "nothing", "{same}");
     let text = std::fs::read_to_string(example()).unwrap();
     let file = std::env::temp_dir().join(format!("mixquant-plan-{}.yaml", std::process::id()));
-    std::fs::write(&file, text.replace("engine:latest", "engine:next")).unwrap();
+    std::fs::write(&file, text.replace("engine:0.1.0", "engine:next")).unwrap();
     let file = file.display().to_string();
     let other = scene.run(&["plan", "-f", &file]);
     // A bare apiserver has no node, so the canary does not fit.
@@ -277,7 +277,7 @@ fn plan_compares_with_what_the_cluster_has_and_changes_nothing() {
     assert!(
         other
             .out
-            .contains("engine:latest -> localhost/mixquant-engine:next"),
+            .contains("engine:0.1.0 -> localhost/mixquant-engine:next"),
         "{other:?}"
     );
     assert!(
